@@ -67,7 +67,9 @@ pub(super) struct PrepareArguments {
 }
 
 pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
-    let ending = Ending::at_once([arguments.output.as_path()])?;
+    // A file is not found again under a name with a slash behind it.
+    let onnx = &arguments.output.components().collect::<PathBuf>();
+    let ending = Ending::at_once([onnx.as_path()])?;
     let file = read_model(&arguments.model)?;
     let gpu = arguments.gpu.as_deref().and_then(Gpu::named);
     let release = arguments.tensorrt.map(known_release_of).transpose()?;
@@ -80,18 +82,18 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
         false => arguments.shapes.profiles(std::slice::from_ref(&inputs))?.concat(),
     };
     must_have_positions(&file, &profiles)?;
-    let folder = folder_of(&arguments.output);
-    is_named_like_a_model(&arguments.output)?;
-    is_another_file(&file, &arguments.output)?;
+    let folder = folder_of(onnx);
+    is_named_like_a_model(onnx)?;
+    is_another_file(&file, onnx)?;
     data_stays_beside(&file, folder)?;
     let mut prepared = prepare(file.model())?;
     for entry in prepared.model.metadata_props.iter_mut().filter(|entry| entry.key == metadata::FORM) {
         entry.value = Form::Fused.as_str().into();
     }
     let checked = file.with_model(prepared.model)?;
-    let output = OutputFile::begin(&arguments.output, arguments.force)?.fill(checked.model().encode_to_vec())?;
+    let output = OutputFile::begin(onnx, arguments.force)?.fill(checked.model().encode_to_vec())?;
     ending.place(|| output.commit())?;
-    let mut command = trtexec(&arguments.output, release, dtype);
+    let mut command = trtexec(onnx, release, dtype);
     for (index, shapes) in profiles.iter().enumerate() {
         if profiles.len() > 1 {
             command.push_str(&format!(" --profile={index}"));
@@ -102,15 +104,15 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     let choose: String = choose.collect();
     print_result(&match arguments.json {
         true => {
-            let output = arguments.output.display().to_string();
+            let output = onnx.display().to_string();
             let value = serde_json::json!({
                 "output": output, "plugins": prepared.plugins, "dtype": dtype.name(), "trtexec": command, "open": open,
             });
             format!("{value:#}\n")
         }
         false => {
-            let place = arguments.output.display();
-            let mut text = format!("wrote {place}: {} nodes for the plugin, {}\n", prepared.plugins, dtype.name());
+            let mut text =
+                format!("wrote {}: {} nodes for the plugin, {}\n", onnx.display(), prepared.plugins, dtype.name());
             text.push_str(&match choose.is_empty() {
                 true => format!("next: {command}\n"),
                 false => format!(

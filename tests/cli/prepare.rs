@@ -97,6 +97,8 @@ fn the_same_file_gives_the_same_bytes_and_json() {
     assert!(value["plugins"].as_u64().unwrap() > 0);
     let command = value["trtexec"].as_str().unwrap();
     assert!(command.ends_with("--saveEngine=one.plan --stronglyTyped"), "{command}");
+    let printed = scene.accepts("prepare model.onnx -o slash.onnx/");
+    assert!(printed.contains("--onnx=slash.onnx ") && !printed.contains("slash.onnx/"), "{printed}");
 }
 
 #[test]
