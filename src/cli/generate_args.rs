@@ -1,6 +1,6 @@
 //! What `moa-export generate` takes.
 
-use std::path::PathBuf;
+use std::{num::IntErrorKind, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 
@@ -58,7 +58,11 @@ impl GenerateArguments {
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
-    text.trim().parse().ok().filter(|number| *number > 0).ok_or_else(|| "it must be a whole number from 1".into())
+    match text.trim().parse() {
+        Ok(number) if number > 0 => Ok(number),
+        Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err("it is too large".into()),
+        _ => Err("it must be a whole number from 1".into()),
+    }
 }
 
 /// Flags for translation models alone.

@@ -38,7 +38,7 @@ mod verify_report;
 
 use std::{
     borrow::Cow,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::{ErrorKind, IsTerminal, Write},
     ops::ControlFlow,
     path::Path,
@@ -85,7 +85,8 @@ fn caught<T>(run: impl FnOnce() -> Result<T, Failure> + std::panic::UnwindSafe) 
     outcome.unwrap_or_else(|_| Err(Failure::bug(&LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner))))
 }
 
-/// The words of the command line; `help --help` is `--help`, which clap's own command `help` does not know.
+/// The words of the command line; `help --help` is `--help`, which clap's own command `help` does not know, and a
+/// number below zero that it does not know as one, such as -1e-3, is joined to its option.
 fn typed() -> Vec<OsString> {
     let mut words: Vec<_> = std::env::args_os().collect();
     if let [_, help, again] = &words[..]
@@ -94,7 +95,21 @@ fn typed() -> Vec<OsString> {
     {
         words.remove(1);
     }
+    for index in (1..words.len()).rev() {
+        if belongs_together(&words[index - 1], &words[index]) {
+            let value = words.remove(index);
+            words[index - 1].push("=");
+            words[index - 1].push(value);
+        }
+    }
     words
+}
+
+/// Whether an option is followed by a number below zero.
+fn belongs_together(option: &OsStr, value: &OsStr) -> bool {
+    let option = option.to_str().and_then(|option| option.strip_prefix("--"));
+    let number = value.to_str().filter(|value| value.starts_with('-')).and_then(|value| value.parse::<f64>().ok());
+    option.is_some_and(|option| !option.is_empty() && !option.contains('=')) && number.is_some()
 }
 
 /// What follows the name of this program, where it is text.
@@ -190,9 +205,10 @@ fn option_for(command: &str, said: &str) -> Option<&'static str> {
 
 /// The parser writes ranges and faults of numbers as Rust does, and takes what follows a checkpoint for a command.
 fn in_words(message: &str) -> String {
+    const NEGATIVE: &str = "it must not be negative";
     const NUMBERS: [(&str, &str); 6] = [
-        ("invalid digit found in string", "it must be a whole number, 0 or more"),
-        ("cannot parse integer from empty string", "it must be a whole number, 0 or more"),
+        ("invalid digit found in string", "it must be a whole number"),
+        ("cannot parse integer from empty string", "it must be a whole number"),
         ("number too large to fit in target type", "it is too large"),
         ("number too small to fit in target type", "it is too small"),
         ("invalid float literal", "it must be a number"),
@@ -203,7 +219,9 @@ fn in_words(message: &str) -> String {
         return format!("'{second}' follows the checkpoint, where only options do; the output is given with -o");
     }
     if let Some((before, words)) = NUMBERS.iter().find_map(|(rust, words)| Some((message.strip_suffix(rust)?, words))) {
-        return format!("{before}{words}");
+        let typed = before.split('\'').nth(1).and_then(|typed| typed.strip_prefix('-')).unwrap_or_default();
+        let is_negative = !typed.is_empty() && typed.bytes().all(|byte| byte.is_ascii_digit());
+        return format!("{before}{}", if is_negative && !words.contains("small") { NEGATIVE } else { words });
     }
     match message.rsplit_once(" is not in ") {
         Some((before, range)) => format!("{before} is not in {}", range.replacen("..=", " to ", 1)),

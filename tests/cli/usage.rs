@@ -52,7 +52,8 @@ fn wrong_arguments_name_themselves() {
         ("verify m.onnx", "--checkpoint"),
         ("verify m.onnx --checkpoint ck --backends cuda", "ort-function"),
         ("verify m.onnx --checkpoint ck --atol big", "'--atol <X>': it must be a number"),
-        ("verify m.onnx --checkpoint ck --seed -1", "'-1' for '--seed <N>': it must be a whole number, 0 or more"),
+        ("verify m.onnx --checkpoint ck --seed -1", "'-1' for '--seed <N>': it must not be negative"),
+        ("verify m.onnx --checkpoint ck --seed x", "'x' for '--seed <N>': it must be a whole number"),
         ("verify m.onnx --checkpoint ck --seed 18446744073709551616", "'--seed <N>': it is too large"),
         ("verify m.onnx --checkpoint ck --gate-mode softmax_topk", "help: run `moa-export verify --help`"),
         ("run m.onnx --inputs i", "--outputs"),
@@ -88,8 +89,12 @@ fn values_out_of_range_are_refused() {
         let range = format!("{oldest} to {newest}");
         scene.refuses(&format!("ck -o n.onnx --opset {opset}"), 4, &[&format!("opset {opset}"), &range]);
     }
-    let cases: [(&str, u8, &[&str]); 13] = [
+    let cases: [(&str, u8, &[&str]); 17] = [
         ("ck -o n.onnx --opset -99999999999999999999", 2, &["--opset", "it is too small"]),
+        ("bench m.onnx --seq 99999999999999999999", 2, &["--seq", "99999999999999999999 is more than 1048576"]),
+        ("bench m.onnx --seq -1", 2, &["--seq", "\"-1\" is no size: it must be a whole number"]),
+        ("generate out --input x --batch 99999999999999999999", 2, &["--batch", "it is too large"]),
+        ("verify m.onnx --checkpoint ck --atol -1e-3", 2, &["--atol must be a number from 0, found -0.001"]),
         ("generate out --input x --beam=", 2, &["--beam", "it must be a whole number"]),
         ("generate out --input x --lenpen --beam 3", 2, &["--lenpen", "a value is required"]),
         ("ck -o -", 2, &["--output <OUT>", "standard output", "./-"]),

@@ -1,6 +1,9 @@
 //! What may be typed after `moa-export bench`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    num::IntErrorKind,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 
@@ -158,7 +161,10 @@ fn size(text: &str) -> Result<usize, String> {
     if text.trim().is_empty() {
         return Err("a size is missing".into());
     }
-    let size = text.trim().parse::<usize>().map_err(|_| format!("{text:?} is no number from 0"))?;
+    let size = text.trim().parse::<usize>().map_err(|error| match error.kind() {
+        IntErrorKind::PosOverflow => format!("{text} is more than {LARGEST}"),
+        _ => format!("{text:?} is no size: it must be a whole number"),
+    })?;
     if size > LARGEST { Err(format!("{size} is more than {LARGEST}")) } else { Ok(size) }
 }
 
