@@ -11,6 +11,9 @@ use super::{
     limits,
 };
 
+/// What some editors write before UTF-8.
+const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
+
 /// Reads a `config.json`.
 pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
     let (input, text) =
@@ -26,8 +29,9 @@ pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
     parse(input.shown(), &text)
 }
 
-/// Parses the text of the configuration file `file`.
+/// Parses the text of the configuration file `file`; a byte order mark before it is no part of it.
 pub(super) fn parse(file: &str, text: &[u8]) -> Result<Config, CheckpointError> {
+    let text = text.strip_prefix(&BYTE_ORDER_MARK).unwrap_or(text);
     let reader = Reader::new(file, "its text");
     Ok(Config::new(file, reader.parse(text, StrictObject(&reader))?))
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Dictionary,
-    error::{TextError, read_text},
+    error::{BYTE_ORDER_MARK, TextError, read_text},
 };
 use crate::files::is_plain_name;
 
@@ -93,7 +93,8 @@ impl GenerationConfig {
         let path = folder.join(CONFIG_FILE);
         let text = read_text(&path, LIMIT)?;
         let malformed = |what: String| TextError::malformed(&path, what);
-        let config: Self = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+        let config: Self = serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK))
+            .map_err(|error| malformed(error.to_string()))?;
         config.check().map_err(malformed)?;
         Ok(config)
     }

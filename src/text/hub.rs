@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::error::{TextError, is_there, read_text};
+use super::error::{BYTE_ORDER_MARK, TextError, is_there, read_text};
 
 /// Name of the tokenizer in a folder.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -75,7 +75,7 @@ impl Keys {
             return Ok(None);
         }
         let text = read_text(path, LIMIT)?;
-        match serde_json::from_str(&text) {
+        match serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK)) {
             Ok(Value::Object(map)) => Ok(Some(Self::new(path, map))),
             Ok(_) => Err(TextError::malformed(path, "no JSON object")),
             Err(error) => Err(TextError::malformed(path, format!("no JSON: {error}"))),
@@ -213,6 +213,14 @@ mod tests {
         assert_eq!(keys.token_ids("none").unwrap(), None);
         assert_eq!(keys.token_ids("some").unwrap(), Some(vec![2, 7]));
         assert_eq!(keys.token_ids("empty").unwrap(), Some(vec![]));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, "\u{feff}{\"a\": 2}").unwrap();
+        assert_eq!(Keys::read(&path).unwrap().unwrap().token_ids("a").unwrap(), Some(vec![2]));
     }
 
     #[test]

@@ -280,6 +280,7 @@ fn configuration_is_strict() {
     malformed("{\"a\":1,\"a\":1}", "\"a\" is repeated");
     malformed("{\"a\":[{\"b\":{\"c\":1,\"c\":1}}]}", "\"c\" is repeated");
     malformed("{\"a\":1}}", "trailing characters");
+    assert!(fuzzing::config("\u{feff}{\"a\":1}".as_bytes()).unwrap().keys().contains_key("a"));
     let nested = |levels: usize| format!("{{\"a\":{}{}}}", "[".repeat(levels - 1), "]".repeat(levels - 1));
     fuzzing::config(nested(64).as_bytes()).unwrap();
     for levels in [65, 100_000] {
