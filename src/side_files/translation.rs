@@ -3,9 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use moa_graphs::{families::Config, model::EncoderDecoder};
+use serde_json::Value;
 
 use super::{LARGEST, SideFile, SideFileOptions, file_in};
 use crate::text::{BpeCodes, CONFIG_FILE, Dictionary, GenerationConfig, Segmentation, TextError, read_bytes};
+
+/// Longest sequence of a side, where a configuration says nothing.
+const DEFAULT_POSITIONS: usize = 1024;
 
 const DICTIONARY: &str = "dict.txt";
 const SOURCE_DICTIONARY: &str = "dict.source.txt";
@@ -134,8 +138,14 @@ fn describe(generation: &mut GenerationConfig, model: &EncoderDecoder, config: &
             return Err(VocabularyError::Padding { found: embedding.pad_token_id });
         }
     }
-    generation.max_source_positions = model.encoder.embedding.max_tokens();
-    generation.max_target_positions = model.decoder.embedding.max_tokens();
+    // Upstream holds to what is configured where there are no positions too.
+    let configured = |key: &str| {
+        let size = config.keys().get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
+        Some(size.unwrap_or(DEFAULT_POSITIONS))
+    };
+    let [source, target] = [&model.encoder.embedding, &model.decoder.embedding];
+    generation.max_source_positions = source.max_tokens().or_else(|| configured("max_source_positions"));
+    generation.max_target_positions = target.max_tokens().or_else(|| configured("max_target_positions"));
     generation.left_pad_source = config.flag("left_pad_source").unwrap_or(true);
     Ok(())
 }

@@ -263,6 +263,29 @@ fn options_and_lines_are_checked_before_anything_runs() {
     assert!(found[0][0].tokens.len() <= 1024);
 }
 
+/// Upstream holds to what is configured, or to its default, where no table of positions ends.
+#[test]
+fn a_model_without_positions_has_the_limits_of_its_configuration() {
+    let variant = data("variants/v_nopos_kE");
+    let config: Value = serde_json::from_slice(&fs::read(variant.join("config.json")).unwrap()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, dictionary) = (folder.path().join("config.json"), folder.path().join("dict.txt"));
+    let rows = config["src_vocab_size"].as_u64().or(config["vocab_size"].as_u64()).unwrap();
+    fs::write(&dictionary, (4..rows).map(|id| format!("s{id} 1\n")).collect::<String>()).unwrap();
+    for (limit, source) in [(Value::from(64), 64), (Value::Null, 1024)] {
+        let mut changed = config.clone();
+        changed["max_source_positions"] = limit;
+        fs::write(&path, changed.to_string()).unwrap();
+        let checkpoint = Checkpoint::open(&variant.join("model.safetensors"), Some(&path)).unwrap();
+        let dictionaries = Some([dictionary.clone(), dictionary.clone()]);
+        let vocabulary = SideFileOptions { dictionaries, ..SideFileOptions::default() };
+        let options = ExportOptions { force: true, ..ExportOptions::default() };
+        export_with(&checkpoint, &out(&folder), &options, &vocabulary).unwrap();
+        let written = GenerationConfig::read(&out(&folder)).unwrap();
+        assert_eq!((written.max_source_positions, written.max_target_positions), (Some(source), Some(64)));
+    }
+}
+
 #[test]
 fn tables_of_positions_limit_what_generation_json_promises() {
     let folder = exported(Form::Function);
