@@ -7,7 +7,7 @@ pub(super) use from::COMPARABLE;
 use std::path::Path;
 
 use super::codes::Code;
-use crate::{backend::BackendError, files::help_with};
+use crate::{backend::BackendError, files::help_with, text::TextError};
 
 /// What went wrong, as the user sees it.
 #[derive(Debug)]
@@ -16,6 +16,9 @@ pub(super) struct Failure {
     pub(super) message: String,
     help: Option<String>,
 }
+
+/// What to do about a folder in place of a file.
+const FOLDER_HELP: &str = "give the file in it that is meant";
 
 impl Failure {
     fn new(code: Code, message: impl Into<String>, help: Option<&str>) -> Self {
@@ -66,12 +69,23 @@ impl Failure {
         Self::new(Code::Io, format!("{}: {error}", path.display()), Some(help))
     }
 
-    #[cfg(feature = "ort")]
+    /// A file of lines that cannot be read.
+    pub(super) fn of_lines(error: TextError) -> Self {
+        let message = error.to_string();
+        match error {
+            TextError::Io { source, path } => Self::io(&source, &path.display().to_string()),
+            TextError::Folder { .. } => Self::new(Code::Io, message, Some(FOLDER_HELP)),
+            TextError::Limit { .. } => Self::too_much(message, "split the file"),
+            TextError::Malformed { .. } | TextError::Codes { .. } => {
+                Self::malformed(message, Some("give a file of lines"))
+            }
+        }
+    }
+
     pub(super) fn no_text(message: String) -> Self {
         Self::new(Code::NoText, message, Some("give UTF-8 text, one sentence a line"))
     }
 
-    #[cfg(feature = "ort")]
     pub(super) fn too_much(message: String, help: &str) -> Self {
         Self::new(Code::TextLimit, message, Some(help))
     }

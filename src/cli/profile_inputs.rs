@@ -14,7 +14,7 @@ use crate::{
     profile::{ProfileError, Profiler},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
     tensor_file,
-    text::{BYTE_ORDER_MARK, CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_text},
+    text::{BYTE_ORDER_MARK, CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_bytes},
 };
 
 /// Most bytes of one file of lines.
@@ -64,7 +64,11 @@ pub(super) fn batches<'a>(
             let message = format!("{}: the model takes no token ids", arguments.model.display());
             return Err(Failure::usage(message, Some("give --inputs FILE.safetensors with its named inputs")));
         }
-        let text = read_text(path, MAX_BYTES)?;
+        let bytes = read_bytes(path, MAX_BYTES).map_err(Failure::of_lines)?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let place = error.utf8_error().valid_up_to();
+            Failure::no_text(format!("{}: byte {place} is not UTF-8: this is no text file", path.display()))
+        })?;
         let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
         let lines = match format {
             InputFormat::Ids => id_lines(path, text, profiler.is_encoder_decoder())?,

@@ -22,6 +22,12 @@ pub enum TextError {
         /// What the system said.
         source: io::Error,
     },
+    /// A folder stands where a file was expected.
+    #[error("{}: expected a file, found a folder", .path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The content breaks the format.
     #[error("{}: {what}", .path.display())]
     Malformed {
@@ -60,7 +66,7 @@ pub(super) fn is_there(path: &Path) -> Result<bool, TextError> {
 }
 
 /// The text of a regular file of at most `limit` bytes.
-pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
+pub(super) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
     String::from_utf8(read_bytes(path, limit)?).map_err(|error| {
         let place = error.utf8_error().valid_up_to();
         TextError::malformed(path, format!("byte {place} is not UTF-8: this is no text file"))
@@ -70,7 +76,11 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, TextError> {
 /// The bytes of a regular file of at most `limit` bytes: a pipe may never begin, and a device never end.
 pub(crate) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
     let io = |source| TextError::Io { path: path.into(), source };
-    if !path.metadata().map_err(io)?.is_file() {
+    let metadata = path.metadata().map_err(io)?;
+    if metadata.is_dir() {
+        return Err(TextError::Folder { path: path.into() });
+    }
+    if !metadata.is_file() {
         return Err(TextError::malformed(path, "not a regular file"));
     }
     let mut bytes = Vec::new();

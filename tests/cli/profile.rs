@@ -125,8 +125,12 @@ fn what_cannot_be_profiled_is_refused() {
     scene.write("short.ids", "4 5 2\n");
     scene.write("empty.txt", "\n\n");
     scene.write("open.tsv", "seven\n");
+    scene.write("latin.txt", b"se\xffen\n");
     for (line, code, number, says) in [
-        ("profile out --inputs nix.txt", 5, "MOA-E0521", "nix.txt"),
+        ("profile out --inputs nix.txt", 5, "MOA-E0501", "nix.txt"),
+        ("profile out --inputs ck", 5, "MOA-E0501", "ck: expected a file, found a folder"),
+        ("profile out --inputs latin.txt", 3, "MOA-E0328", "latin.txt: byte 2 is not UTF-8"),
+        ("profile out --inputs pairs.tsv --dict ck", 5, "MOA-E0521", "ck: expected a file, found a folder"),
         ("profile nix --inputs pairs.tsv", 5, "MOA-E0501", "nix"),
         ("profile out --inputs pairs.tsv --batch 0", 2, "MOA-E0201", "--batch"),
         ("profile out --inputs three.tsv", 3, "MOA-E0329", "three.tsv, line 2: 3 columns, and at most two are read"),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
 
-use super::{Code, Failure, is_engine_name};
+use super::{Code, FOLDER_HELP, Failure, is_engine_name};
 use crate::{
     backend::{BackendError, BackendErrorKind, EngineError},
     checkpoint::CheckpointError,
@@ -211,6 +211,7 @@ impl From<TextError> for Failure {
     fn from(error: TextError) -> Self {
         let (code, help) = match &error {
             TextError::Io { source, .. } => (Code::TextFileIo, help_with(source)),
+            TextError::Folder { .. } => (Code::TextFileIo, Some(FOLDER_HELP)),
             TextError::Limit { .. } => (Code::TextFileLimit, None),
             TextError::Codes { .. } => (Code::TextFile, Some(CODES_HELP)),
             TextError::Malformed { .. } => (Code::TextFile, None),
