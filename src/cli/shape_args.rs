@@ -137,7 +137,7 @@ impl ShapeArguments {
     /// say the same has one of them.
     pub(super) fn profiles(&self, graphs: &[Vec<ValueInfo>]) -> Result<Vec<Vec<Profile>>, Failure> {
         let groups = self.groups()?;
-        let open: Vec<String> = graphs.iter().flat_map(|inputs| open_dims(inputs)).collect();
+        let open = open_dims(&graphs.concat());
         let dims = groups.iter().flat_map(|group| &group.dims);
         if let Some(unknown) = dims.into_iter().find(|dim| !open.contains(&dim.name)) {
             return Err(ProfileError::Unknown { name: unknown.name.clone(), open }.into());
@@ -145,6 +145,13 @@ impl ShapeArguments {
         if graphs.len() > 1 && groups.iter().any(|group| group.lists.iter().any(Option::is_some)) {
             let message = "--min, --opt and --max name the inputs of one graph, and the folder holds several";
             return Err(Failure::usage(message, Some("give --dim NAME=MIN:OPT:MAX, or build each graph by itself")));
+        }
+        // All that several graphs leave open is asked for at once.
+        for group in groups.iter().filter(|_| graphs.len() > 1) {
+            let names: Vec<_> = open.iter().filter(|name| group.dims.iter().all(|dim| dim.name != **name)).collect();
+            if !names.is_empty() {
+                return Err(ProfileError::Missing { names: names.into_iter().cloned().collect() }.into());
+            }
         }
         let of_graph = |inputs: &Vec<ValueInfo>| {
             let mut profiles: Vec<Profile> = Vec::new();
@@ -278,6 +285,8 @@ mod tests {
         let line = "--dim a=1 --profile=0 --dim b=1 --profile=1 --dim b=2:3:4";
         let expected = ["[1, 1][1, 1][1, 1]; [1, 2][1, 3][1, 4]", "[1][1][1]"];
         assert_eq!(of(line, &graphs).unwrap(), expected);
+        let further = [graphs[0].clone(), vec![input("z", &["c", "a + d"])]];
+        assert_eq!(of("--dim b=1", &further), Err("no size is given to a, c, d".into()));
         let error = of("--opt x:1x1", &graphs).unwrap_err();
         assert!(error.contains("name the inputs of one graph"), "{error}");
         assert_eq!(
