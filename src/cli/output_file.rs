@@ -60,6 +60,19 @@ pub(super) fn commit_all<const COUNT: usize>(
     })
 }
 
+/// Refuses the name of an output in the format `own` that has one of the `endings` of others.
+pub(super) fn no_other_ending(path: Option<&Path>, own: &str, endings: &[&str]) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    match endings.iter().find(|other| ending.eq_ignore_ascii_case(other)) {
+        Some(_) => {
+            let message = format!("{}: what is written is {own}, not .{ending}", path.display());
+            Err(Failure::output_name(message, &format!("give NAME.{own}")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The folder of an output, and its name there.
 pub(super) fn output_place(path: &Path) -> Result<(PathBuf, String), Failure> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {

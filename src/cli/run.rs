@@ -11,7 +11,7 @@ use super::{
     args::{BackendArgument, RunArguments},
     failure::is_engine_name,
     interrupt::Ending,
-    output_file::OutputFile,
+    output_file::{OutputFile, no_other_ending},
     print_result,
 };
 use crate::{
@@ -29,6 +29,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         let message = format!("{}: outputs are written as safetensors, not as .{other}", arguments.outputs.display());
         return Err(Failure::usage(message, Some("give --outputs NAME.safetensors")));
     }
+    no_other_ending(Some(&arguments.outputs), "safetensors", &["onnx", "plan"])?;
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
     let inputs = tensor_file::read(&arguments.inputs)?;

@@ -11,7 +11,7 @@ use super::{
     args::{BackendArgument, VerifyArguments},
     interrupt::Ending,
     must_be_open, open_checkpoint,
-    output_file::{OutputFile, commit_all},
+    output_file::{OutputFile, commit_all, no_other_ending},
     print_result,
     progress::VerifyProgress,
     run::{BackendOptions, backends, check_ort_options},
@@ -63,6 +63,8 @@ pub(super) fn verify(
         seed: arguments.seed,
     };
     keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], arguments.inputs())?;
+    no_other_ending(arguments.json.as_deref(), "json", &["html", "htm"])?;
+    no_other_ending(arguments.report.as_deref(), "html", &["json"])?;
     let report_file = OutputFile::of_option(arguments.json.as_deref(), arguments.force)?;
     let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
     let progress = VerifyProgress::new();

@@ -76,6 +76,19 @@ fn endings_of_other_formats_are_refused() {
     }
 }
 
+#[test]
+fn results_have_no_endings_of_other_formats() {
+    let scene = Scene::with(&Model::layer());
+    for (line, name) in [
+        ("run m.onnx --inputs i --outputs o.onnx", "o.onnx: what is written is safetensors"),
+        ("run m.onnx --inputs i --outputs o.PLAN", "o.PLAN: what is written is safetensors"),
+        ("verify m.onnx --checkpoint ck --json x.html", "x.html: what is written is json"),
+        ("verify m.onnx --checkpoint ck --report x.json", "x.json: what is written is html"),
+    ] {
+        scene.refuses(line, 2, &["MOA-E0214", name, "help: give NAME."]);
+    }
+}
+
 /// Files of the folder in which the program runs have no folder before their names.
 #[test]
 fn what_was_just_written_is_of_no_earlier_export() {
