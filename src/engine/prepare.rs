@@ -95,13 +95,13 @@ fn prepare_graph(graph: &mut GraphProto) -> Result<usize, PrepareError> {
     let (bf16, cast, narrow) = (bf16_weights(graph), cast_to_bf16(graph), declared_narrow(graph));
     let (mut cut, mut casts, mut plugins) = (BTreeSet::new(), Casts::new(), 0);
     let mut nodes = Vec::with_capacity(graph.node.len());
-    for mut node in std::mem::take(&mut graph.node) {
+    for (place, mut node) in std::mem::take(&mut graph.node).into_iter().enumerate() {
         if !is_ours(&node) {
             nodes.push(node);
             continue;
         }
         let operator = operator_of(&node)?;
-        let count = prepare_outputs(&mut node, operator, &used, &mut cut);
+        let count = prepare_outputs(&mut node, place, operator, &used, &mut cut);
         let mut edges = [Vec::new(), Vec::new()];
         if has_bf16_matrices(&node, operator, &bf16) {
             if activations(&node, operator).any(|name| cast.contains(name)) {
@@ -168,9 +168,11 @@ fn saturated(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// Cuts the outputs that nobody reads; the number of the others, where the plugin must be told.
+/// Cuts the outputs that nobody reads; the number of the others, where the plugin must be told. A node may have no
+/// name, and then its place in the graph names outputs that need one.
 fn prepare_outputs(
     node: &mut NodeProto,
+    place: usize,
     operator: &Operator,
     used: &BTreeSet<String>,
     cut: &mut BTreeSet<String>,
@@ -180,7 +182,10 @@ fn prepare_outputs(
     let needed = node.output.iter().rposition(|name| used.contains(name)).map_or(1, |last| last + 1);
     cut.extend(node.output.drain(needed.min(node.output.len())..));
     for (index, output) in node.output.iter_mut().enumerate().filter(|(_, output)| output.is_empty()) {
-        *output = format!("{}.unused.{index}", node.name);
+        *output = match node.name.as_str() {
+            "" => format!("node.{place}.unused.{index}"),
+            name => format!("{name}.unused.{index}"),
+        };
     }
     let usual = operator.outputs.iter().take_while(|output| RoutingPart::of_output(output.name).is_none()).count();
     (needed != usual).then_some(needed)
@@ -264,6 +269,14 @@ mod tests {
         let prepared = prepare(&whole).unwrap();
         assert_eq!(node(&prepared).output, ["y", "layer.unused.1", "v"]);
         assert_eq!(ints(node(&prepared)), [("top_k", 2)]);
+        let graph = whole.graph.as_mut().unwrap();
+        graph.node[0].name.clear();
+        let second = NodeProto { output: names(&["z", "", "w"]), ..graph.node[0].clone() };
+        graph.node.push(second);
+        graph.output.extend([value("z"), value("w")]);
+        let prepared = prepare(&whole).unwrap();
+        let outputs = prepared.model.graph.unwrap().node.into_iter().map(|node| node.output).collect::<Vec<_>>();
+        assert_eq!(outputs, [["y", "node.0.unused.1", "v"], ["z", "node.1.unused.1", "w"]]);
     }
 
     #[test]
