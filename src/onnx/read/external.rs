@@ -80,7 +80,8 @@ impl DataFiles {
         };
         let extent = bounded().map_err(|fault| fault.at(path))?;
         if let Some((file, _)) = self.0.get(extent.location) {
-            read_exact_at(file, bytes, extent.offset + start as u64).map_err(|error| ReadError::io(path, error))?;
+            read_exact_at(file, bytes, extent.offset + start as u64)
+                .map_err(|error| ReadError::io(&path.with_file_name(extent.location), error))?;
         }
         Ok(())
     }
@@ -200,4 +201,29 @@ fn is_hard_linked(metadata: &Metadata) -> bool {
 #[cfg(not(unix))]
 const fn is_hard_linked(_: &Metadata) -> bool {
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::onnx::proto::tensor_proto::DataType;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_data_file_that_cannot_be_read_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join("w.data")).unwrap();
+        file.set_len(4).unwrap();
+        let files = DataFiles(BTreeMap::from([("w.data".to_owned(), (file, 4))]));
+        let location = StringStringEntryProto { key: "location".into(), value: "w.data".into() };
+        let tensor = TensorProto {
+            name: "w".into(),
+            dims: vec![1],
+            data_type: DataType::Float as i32,
+            external_data: vec![location],
+            ..TensorProto::default()
+        };
+        let error = files.values(&folder.path().join("model.onnx"), &tensor).unwrap_err().to_string();
+        assert!(error.starts_with(&folder.path().join("w.data").display().to_string()), "{error}");
+    }
 }
