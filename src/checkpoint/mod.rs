@@ -6,7 +6,7 @@
 //! Which of them a file is, a shard too, is decided by its content. Symbolic links are followed. A folder with an
 //! adapter of PEFT is refused: transformers applies it, and it is not read.
 //!
-//! Opening reads headers and checks all of them: every byte of a file belongs to exactly one tensor, no key
+//! Opening reads headers and checks all of them: every byte of a safetensors file belongs to exactly one tensor, no key
 //! is repeated, index and shards agree. Values are read by [`Weight`] when they are asked for, from a file
 //! that must not have changed since.
 //!

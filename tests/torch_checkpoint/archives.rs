@@ -166,6 +166,15 @@ fn compressed_and_encrypted_entries_are_refused() {
     assert_malformed(&changed(|member| member.bytes = Some(9)), &["is stored as 8 bytes, but has 9 bytes"]);
 }
 
+/// A part of an element too many is as many bytes too many.
+#[test]
+fn storages_have_as_many_bytes_as_their_elements() {
+    for count in [0, 7, 9, 11, 12] {
+        let file = changed(|member| member.data = vec![0; count]);
+        assert_malformed(&file, &["\"checkpoint/data/0\" must have 8 bytes", &format!("found {count}")]);
+    }
+}
+
 #[test]
 fn repeated_names_are_refused() {
     let mut zip = archive();

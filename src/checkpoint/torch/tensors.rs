@@ -39,7 +39,8 @@ impl StorageInfo {
             Elements::Typed(dtype) => dtype.bits() / 8,
             Elements::Bytes | Elements::Unknown => 1,
         };
-        if bytes / width == self.count { Ok(()) } else { Err(self.count.saturating_mul(width)) }
+        let expected = self.count.saturating_mul(width);
+        if bytes == expected { Ok(()) } else { Err(expected) }
     }
 
     /// How many elements of this type the storage holds.
