@@ -112,13 +112,16 @@ impl Ending {
         state.stage == Stage::Placing
     }
 
-    /// Puts finished files in their places.
+    /// Puts finished files in their places. Where that fails, an interrupt ends the program at once.
     pub(super) fn place<T>(&self, put: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         if !self.may_place() {
             return Err(self.failure());
         }
         let placed = put();
-        self.done();
+        match placed {
+            Ok(_) => self.done(),
+            Err(_) => self.state().stage = Stage::Working,
+        }
         placed
     }
 
@@ -187,6 +190,10 @@ mod tests {
             assert!(heard(&ending), "a second one ends what cannot print");
         }
         let ending = ending();
+        let failed = ending.place(|| Err::<(), _>(Failure::usage("no place", None)));
+        assert_eq!(failed.unwrap_err().message, "no place");
+        assert_eq!((ending.failure().message.as_str(), heard(&ending)), (BEFORE, true));
+        let ending = self::ending();
         ending.done();
         assert_eq!([heard(&ending), heard(&ending)], [false, true]);
         assert_eq!(ending.failure().message, AFTER);
