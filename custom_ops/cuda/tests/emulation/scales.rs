@@ -1,5 +1,5 @@
-//! Factors on scores that are not above 0: no score is largest where its product is, and masked ones stay out; and values
-//! near the ends of what binary16 holds.
+//! Factors on scores that are not above 0: no score is largest where its product is, and masked ones stay out. Values
+//! near either end of what binary16 holds.
 
 use moa_cuda::{Element, Options};
 use moa_schema::{GateMode, SelfAttentionDims};
