@@ -30,8 +30,8 @@ pub(super) const ROUNDINGS: f64 = 8.0;
 impl Tolerance {
     /// Budget of an f32 computation whose largest reference value is `largest` and whose reference moves by
     /// `rounding` when its vectors are rounded to f32: the larger of 32 units in the last place of `largest`
-    /// and eight times `rounding`, and nothing relative; at least the smallest normal f32, since runtimes may take what is
-    /// smaller for 0. What the user fixed replaces one part and leaves the other.
+    /// and eight times `rounding`, and nothing relative; at least the smallest normal f32, since runtimes may take
+    /// what is smaller for 0. What the user fixed replaces one part and leaves the other.
     pub fn derive(options: ToleranceOptions, largest: f64, rounding: f64) -> Self {
         let ulps = ULPS_OF_LARGEST * f64::from(f32::EPSILON) * largest;
         let derived = ulps.max(ROUNDINGS * rounding).max(f64::from(f32::MIN_POSITIVE));

@@ -189,8 +189,8 @@ impl<'a> GraphCheck<'a> {
         self.check_as(case, inputs, Some(filled))
     }
 
-    /// [`Self::check`] of a whole case, which is left out by name where it is large and a backend, such as an engine that
-    /// was given, does not take inputs of its shapes.
+    /// [`Self::check`] of a whole case, which is left out by name where it is large and a backend, such as an engine
+    /// that was given, does not take inputs of its shapes.
     pub(super) fn check_case(&mut self, case: &str, inputs: &NamedTensors) -> Result<(), CheckError> {
         match self.check(case, inputs) {
             Err(CheckError::Backend(error)) if is_large(case) && error.kind() == BackendErrorKind::Input => {

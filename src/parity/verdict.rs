@@ -66,8 +66,8 @@ impl Verification {
             Constants::Compared(_) => {
                 let found = audit.nodes.as_ref()?.difference.as_ref()?;
                 Some(format!(
-                    "graph of {}: {found} is not what the checkpoint gives; beyond the weights, what it computes was compared \
-                     for these inputs alone",
+                    "graph of {}: {found} is not what the checkpoint gives; beyond the weights, what it computes was \
+                     compared for these inputs alone",
                     audit.graph
                 ))
             }

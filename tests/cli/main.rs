@@ -11,6 +11,7 @@ mod common;
 mod accepted;
 mod baseline;
 mod bench;
+mod bench_checkpoint;
 mod faults;
 mod inspect;
 mod interrupted;
