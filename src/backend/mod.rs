@@ -88,9 +88,9 @@ pub trait Runner {
     /// Where an input is missing, unknown, or of the wrong type or shape, and where the runtime fails.
     fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError>;
 
-    /// The same computation with one buffer of `capacity` rows for past and present of each cache, as a caller has it who
-    /// updates caches in place: its rows hold the past first, and what nobody wrote after that. The outputs of caches
-    /// are whole buffers. `None` where model or backend have no such caches.
+    /// The same computation with one buffer of `capacity` rows for past and present of each cache, as a caller has it
+    /// who updates caches in place: its rows hold the past first, and what nobody wrote after that. The outputs of
+    /// caches are whole buffers. `None` where model or backend have no such caches.
     ///
     /// # Errors
     ///

@@ -129,8 +129,8 @@ impl<'a> Contest<'a> {
         Ok(Contestant { subject, backend, member, first_calls, runner, load, peak_memory })
     }
 
-    /// Compares the contestants of each model with each other on the timed inputs, beside what a checkpoint said of them,
-    /// and counts the tokens of every expert.
+    /// Compares the contestants of each model with each other on the timed inputs, beside what a checkpoint said of
+    /// them, and counts the tokens of every expert.
     ///
     /// # Errors
     ///
