@@ -67,10 +67,10 @@ fn a_layer_is_proved_in_every_form_and_type() {
         assert!(difference > 0.0 && difference < 1e-4 && tolerance < 1e-3, "{form}: {difference} {tolerance}");
     }
     let [difference, _] = Engines::of(&layer, "--dtype fp16").verified();
-    assert!(difference > 1e-5 && difference < 0.1, "fp16: {difference}");
+    assert!(difference > 1e-5 && difference < 1e-2, "fp16: {difference}");
     // Activations are rounded to eight digits, and the tolerance follows.
     let [difference, tolerance] = Engines::of(&layer, "--dtype bf16").verified();
-    assert!(difference > 1e-3 && tolerance < 1.0, "bf16: {difference} {tolerance}");
+    assert!(difference > 1e-3 && difference < 0.1 && tolerance < 0.5, "bf16: {difference} {tolerance}");
 }
 
 /// One token runs in a profile of its own, and every case of `verify` in one of two.
@@ -84,7 +84,8 @@ fn an_engine_of_several_profiles_is_proved_in_each() {
     let value: Value = serde_json::from_str(&engines.accepts("", verify)).unwrap();
     assert!(value["passed"] == true, "{value:#}");
     let left_out = value["backends"][0]["graphs"][0]["left_out"].as_str().unwrap();
-    assert!(left_out.starts_with("the case \"many tokens at once\" was not run: input `"), "{left_out}");
+    let why = "the case \"many tokens at once\" was not run: no profile of the engine holds attention_mask [1, 200], ";
+    assert!(left_out.starts_with(why), "{left_out}");
     // Without the first, the case of one token is in none.
     let second = "--dim batch=1:2:4 --dim sequence=2:8:80 --force";
     engines.accepts("", &format!("build model.onnx -o model.plan {second}"));

@@ -143,7 +143,7 @@ class RealProgram(unittest.TestCase):
 
 class Models(unittest.TestCase):
     def test_every_case_of_verify_lies_in_the_profiles(self):
-        """80 tokens, as the cases of `verify` may have, and the rows of its sweep over a small vocabulary."""
+        """200 tokens, as the cases of `verify` may have, and the rows of its sweep over a small vocabulary."""
         cases = (ROOT / "src/parity/cases.rs").read_text()
         most = int(re.search(r"pub const MOST_TOKENS: usize = (\d+);", cases)[1])
         for model, found in tensorrt_stage.MODELS.items():

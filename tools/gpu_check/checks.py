@@ -20,6 +20,10 @@ MANY = cases.Layer("many", 64, 40, 3, 1, 64, "softmax_topk_renorm")
 #: A layer of MoLM: sticks, keys and values that are the hidden states, a router with an input of its own.
 MOLM = cases.Layer("molm", 512, 8, 2, 4, 128, "softmax_topk", routed_by=64, sticks=True)
 
+#: The same width in heads of other kernels.
+MOLM_NARROW = replace(MOLM, name="molm-64", heads=8, head=64)
+MOLM_WIDE = replace(MOLM, name="molm-256", heads=2, head=256)
+
 #: Element types, and whether products may round to TF32.
 KINDS = {"f32": ("f32", False), "tf32": ("f32", True), "f16": ("f16", False), "bf16": ("bf16", False)}
 
@@ -123,7 +127,7 @@ def all_checks():
         *(Check(_case(_with(MANY, mode), 2, 33, causal=True), pads="mixed") for mode in cases_gate_modes()),
         Check(_case(MANY, 1, 1, 7, True)),
         Check(_case(ODD, 3, 200), routing="idle"),
-        Check(_case(MOLM, 1, 1, 127, True)),
+        *(Check(_case(layer, 1, 1, 127, True)) for layer in (MOLM, MOLM_NARROW, MOLM_WIDE)),
         Check(_case(MOLM, 3, 1, 1500, True), pads="ragged"),
         Check(_case(MOLM, 2, 130, causal=True), pads="mixed"),
         Check(_case(MOLM, 2, 300, 41, True), pads="ragged", routing="idle"),
@@ -176,7 +180,7 @@ def tile_checks():
         Check(_case(jetmoe, 3, 140, 21, True), pads="ragged", **alone),
         Check(_case(WIDE, 5, 61, causal=True), pads="mixed", **alone),
         Check(_case(big, 2, 270), routing="idle", **alone),
-        Check(_case(MOLM, 2, 270, 30, True), pads="ragged", **alone),
+        *(Check(_case(layer, 2, 270, 30, True), pads="ragged", **alone) for layer in (MOLM, MOLM_NARROW, MOLM_WIDE)),
         Check(_case(jetmoe, 1, 1100), operator="MoEFeedForward", extent=136, gated=True, **alone),
     ]
 

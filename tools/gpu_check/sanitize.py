@@ -49,6 +49,8 @@ CALLS = [
     ("MoASelfAttention", 1, 1, 130, 64, 4, 2, 1, 128, {}),
     ("MoASelfAttention", 1, 2, 130, 64, 4, 4, 1, 256, {}),
     ("MoASelfAttention", 2, 5, 130, 128, 5, 2, 2, 64, {"modular": True}),
+    ("MoASelfAttention", 1, 1, 130, 128, 4, 2, 1, 128, {"modular": True}),
+    ("MoASelfAttention", 1, 2, 130, 256, 4, 4, 1, 256, {"modular": True}),
     ("MoEFeedForward", 1, 2, 0, 64, 8, 2, 1, 96, {"gated": 0, "modular": True}),
 ]
 
@@ -64,7 +66,9 @@ LARGE_CALLS = [
     ("MoASelfAttention", 2, 150, 9, 72, 4, 4, 1, 128, {"rope": True, "bias": True}),
     ("MoASelfAttention", 2, 150, 0, 64, 4, 2, 1, 256, {}),
     ("MoEFeedForward", 2, 280, 0, 64, 2, 1, 1, 136, {"gated": 1}),
+    ("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {"modular": True}),
     ("MoASelfAttention", 2, 150, 9, 128, 4, 2, 1, 128, {"modular": True}),
+    ("MoASelfAttention", 2, 50, 0, 256, 4, 2, 1, 256, {"modular": True}),
 ]
 
 

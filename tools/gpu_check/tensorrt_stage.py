@@ -26,7 +26,7 @@ from . import pieces, tensors
 from .arguments import words
 from .programs import ended, is_signal, reason
 
-#: The plan of each model that is run by itself, sizes of its open dimensions, which hold every case of `verify` (80 tokens on
+#: The plan of each model that is run by itself, sizes of its open dimensions, which hold every case of `verify` (200 tokens on
 #: either side, and as many in a cache), and the points that are timed.
 MODELS = {
     "base_layer": {
@@ -34,14 +34,14 @@ MODELS = {
         "dims": ["batch=1:1:8", "sequence=1:128:2048"],
         "points": [["1", "128"], ["8", "128"], ["1", "2048"]],
     },
-    "masked_lm": {"plan": "model.plan", "dims": ["batch=1:1:8", "sequence=1:32:128"], "points": [["1", "32"], ["8", "128"]]},
+    "masked_lm": {"plan": "model.plan", "dims": ["batch=1:1:8", "sequence=1:32:200"], "points": [["1", "32"], ["8", "128"]]},
     "number_words": {
         "plan": "encoder_model.plan",
-        "dims": ["batch=1:1:8", "source=1:16:80", "sequence=1:1:80", "past_sequence=0:16:80"],
+        "dims": ["batch=1:1:8", "source=1:16:200", "sequence=1:1:200", "past_sequence=0:16:200"],
         "points": [["1", "16"], ["8", "16"]],
     },
     # One graph of an export, which is neither proved nor timed without the other: its outputs are held beside ONNX Runtime's.
-    "encoder": {"of": "number_words", "plan": "encoder_model.plan", "dims": ["batch=1:1:8", "source=1:16:80"], "points": []},
+    "encoder": {"of": "number_words", "plan": "encoder_model.plan", "dims": ["batch=1:1:8", "source=1:16:200"], "points": []},
 }
 
 #: How far outputs may lie from those of ONNX Runtime, over the largest of them.
