@@ -1,6 +1,6 @@
-// Attention with an online softmax, or by stick-breaking. All k queries of a token read the same keys, so a tile is 16 rows a warp of the
-// rows `t * k + slot` of one batch row and head. Warps cut a tile along its rows or, where there are few, along the keys;
-// then blocks may cut the keys too, and the last to arrive combines the parts in their order.
+// Attention with an online softmax, or by stick-breaking. All k queries of a token read the same keys, so a tile is 16
+// rows a warp of the rows `t * k + slot` of one batch row and head. Warps cut a tile along its rows or, where there are
+// few, along the keys; then blocks may cut the keys too, and the last to arrive combines the parts in their order.
 #pragma once
 
 #include "attend_sticks.cuh"
