@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{families::Config, model::EncoderDecoder};
+use moa_graphs::{
+    families::{Config, DEFAULT_POSITIONS},
+    model::EncoderDecoder,
+};
 use serde_json::Value;
 
 use super::{LARGEST, SideFile, SideFileOptions, file_in};
 use crate::text::{BpeCodes, CONFIG_FILE, Dictionary, GenerationConfig, Segmentation, TextError, read_bytes};
-
-/// Longest sequence of a side, where a configuration says nothing.
-const DEFAULT_POSITIONS: usize = 1024;
 
 const DICTIONARY: &str = "dict.txt";
 const SOURCE_DICTIONARY: &str = "dict.source.txt";

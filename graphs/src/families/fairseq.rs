@@ -11,6 +11,9 @@ use crate::{
     },
 };
 
+/// Longest sequence of a side, where a configuration says nothing.
+pub const DEFAULT_POSITIONS: usize = 1024;
+
 /// Experts per token in `ffd_type = moe`; fixed in the released code.
 const FEED_FORWARD_TOP_K: usize = 4;
 
@@ -141,7 +144,7 @@ impl<A: StackAttention> Stack<A> {
             normalize_before,
             learned_positions,
             no_positions,
-            max_positions: config.size_or(max_positions_key, 1024)?,
+            max_positions: config.size_or(max_positions_key, DEFAULT_POSITIONS)?,
             norm_embedding: config.flag_or("layernorm_embedding", false)?,
             final_norm: normalize_before && !no_final_norm,
             scale: if config.flag_or("no_scale_embedding", false)? { 1.0 } else { sqrt_width },

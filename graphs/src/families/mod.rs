@@ -16,6 +16,7 @@ mod rotary;
 mod translation;
 
 pub use config::Config;
+pub use fairseq::DEFAULT_POSITIONS;
 
 use moa_schema::GateMode;
 
