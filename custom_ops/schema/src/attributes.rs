@@ -3,8 +3,9 @@
 use std::fmt;
 
 use crate::{
-    Activation, AttentionMode, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes, FEED_FORWARD,
-    FeedForwardAttributes, GateMode, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION, SelfAttentionAttributes,
+    ACCURACY_LEVEL, AccuracyLevel, Activation, AttentionMode, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes,
+    FEED_FORWARD, FeedForwardAttributes, GateMode, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION,
+    SelfAttentionAttributes,
 };
 
 /// Where attributes come from; `None` where the node has none of that name and type.
@@ -20,6 +21,19 @@ pub trait AttributeSource {
 /// The version of the operators that a node says it is written for, where it is another than [`OPSET_VERSION`].
 pub fn other_version(source: &dyn AttributeSource) -> Option<String> {
     source.string(PLUGIN_VERSION).filter(|written| *written != OPSET_VERSION.to_string())
+}
+
+/// The accuracy level of a node; that of one that has no such attribute is the default.
+///
+/// # Errors
+///
+/// Where there is no level of that number.
+pub fn accuracy_level(source: &dyn AttributeSource) -> Result<AccuracyLevel, AttributeError> {
+    let Some(number) = source.int(ACCURACY_LEVEL) else { return Ok(AccuracyLevel::default()) };
+    AccuracyLevel::ALL.into_iter().find(|level| level.number() == number).ok_or_else(|| {
+        let [all @ .., last] = AccuracyLevel::ALL.map(|level| level.number().to_string());
+        AttributeError(format!("attribute `{ACCURACY_LEVEL}` must be {} or {last}, found {number}", all.join(", ")))
+    })
 }
 
 /// An attribute is missing, or has a value that its operator does not take.
@@ -252,6 +266,34 @@ mod tests {
 
         fn string(&self, name: &str) -> Option<String> {
             Some(if name == "attention_mode" { "stick_breaking" } else { "softmax_topk" }.to_owned())
+        }
+    }
+
+    #[test]
+    fn nodes_have_the_accuracy_that_they_say_or_that_of_their_activations() {
+        struct Silent;
+
+        impl AttributeSource for Silent {
+            fn int(&self, _: &str) -> Option<i64> {
+                None
+            }
+
+            fn float(&self, _: &str) -> Option<f32> {
+                None
+            }
+
+            fn string(&self, _: &str) -> Option<String> {
+                None
+            }
+        }
+
+        assert_eq!(accuracy_level(&Silent), Ok(AccuracyLevel::Activations));
+        for (number, level) in [(0, AccuracyLevel::Activations), (3, AccuracyLevel::Bf16)] {
+            assert_eq!(accuracy_level(&Fixed(number, 0.0, "")), Ok(level));
+        }
+        for number in [-1, 1, 2, 4] {
+            let expected = format!("attribute `accuracy_level` must be 0 or 3, found {number}");
+            assert_eq!(accuracy_level(&Fixed(number, 0.0, "")), Err(AttributeError(expected)));
         }
     }
 

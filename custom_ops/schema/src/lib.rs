@@ -60,7 +60,7 @@ mod panic;
 mod routing;
 mod shape;
 
-pub use attributes::{AttributeError, AttributeSource, Attributes, other_version};
+pub use attributes::{AttributeError, AttributeSource, Attributes, accuracy_level, other_version};
 pub use operator::{
     Attribute, AttributeKind, BLOCK, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, IntegerType, MatrixType,
     NodeTypes, OPERATORS, Operator, Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
@@ -93,6 +93,35 @@ pub const PLUGIN_VERSION: &str = "plugin_version";
 
 /// Attribute by which a parser of TensorRT finds the plugin of a node: [`DOMAIN`].
 pub const PLUGIN_NAMESPACE: &str = "plugin_namespace";
+
+/// Attribute of a node, which any of the operators may have: an [`AccuracyLevel`] by its number.
+pub const ACCURACY_LEVEL: &str = "accuracy_level";
+
+/// What a kernel may round the rows to that an operator multiplies with its trained matrices; it may also round nothing.
+///
+/// Sums stay f32. Routers, scores, and products with values of keys read what they read without rounding. The numbers
+/// are those of the attribute of the same name of ONNX Runtime's `com.microsoft.MatMulNBits`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AccuracyLevel {
+    /// Nothing: the rows have the type of the activations, or f32.
+    #[default]
+    Activations,
+    /// bf16, to nearest.
+    Bf16,
+}
+
+impl AccuracyLevel {
+    /// Every level, in the order of the documentation.
+    pub const ALL: [Self; 2] = [Self::Activations, Self::Bf16];
+
+    /// The value of [`ACCURACY_LEVEL`]; a node without that attribute is as one that has 0.
+    pub const fn number(self) -> i64 {
+        match self {
+            Self::Activations => 0,
+            Self::Bf16 => 3,
+        }
+    }
+}
 
 /// How router logits become the `k` weights of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
