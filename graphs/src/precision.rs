@@ -1,6 +1,6 @@
 //! In which floats a graph stores its weights and computes.
 
-use moa_schema::IntegerType;
+use moa_schema::{AccuracyLevel, IntegerType};
 
 use crate::FloatType;
 
@@ -16,6 +16,8 @@ pub enum Precision {
     Fp16,
     /// Trained matrices are stored as bf16; activations, caches and biases are f32.
     Bf16,
+    /// As [`Precision::Bf16`], and a kernel may round to bf16 what our operators multiply with their trained matrices.
+    Bf16Products,
     /// Matrices of experts, and of the keys and values that they share, are stored in 8-bit integers with a scale for
     /// each column, see [`crate::quantization`]; everything else is f32.
     Int8,
@@ -25,7 +27,7 @@ pub enum Precision {
 
 impl Precision {
     /// Every precision, in the order of the documentation.
-    pub const ALL: [Self; 5] = [Self::Fp32, Self::Fp16, Self::Bf16, Self::Int8, Self::Int4];
+    pub const ALL: [Self; 6] = [Self::Fp32, Self::Fp16, Self::Bf16, Self::Bf16Products, Self::Int8, Self::Int4];
 
     /// Name on the command line and in metadata.
     pub const fn as_str(self) -> &'static str {
@@ -33,6 +35,7 @@ impl Precision {
             Self::Fp32 => "fp32",
             Self::Fp16 => "fp16",
             Self::Bf16 => "bf16",
+            Self::Bf16Products => "bf16-products",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
         }
@@ -48,7 +51,7 @@ impl Precision {
         match self {
             Self::Int8 => Some(IntegerType::Int8),
             Self::Int4 => Some(IntegerType::Int4),
-            Self::Fp32 | Self::Fp16 | Self::Bf16 => None,
+            Self::Fp32 | Self::Fp16 | Self::Bf16 | Self::Bf16Products => None,
         }
     }
 
@@ -57,15 +60,23 @@ impl Precision {
         match self {
             Self::Fp32 | Self::Int8 | Self::Int4 => FloatType::F32,
             Self::Fp16 => FloatType::F16,
-            Self::Bf16 => FloatType::Bf16,
+            Self::Bf16 | Self::Bf16Products => FloatType::Bf16,
         }
     }
 
     /// Type of activations, key/value caches and biases.
     pub const fn activations(self) -> FloatType {
         match self {
-            Self::Fp32 | Self::Bf16 | Self::Int8 | Self::Int4 => FloatType::F32,
+            Self::Fp32 | Self::Bf16 | Self::Bf16Products | Self::Int8 | Self::Int4 => FloatType::F32,
             Self::Fp16 => FloatType::F16,
+        }
+    }
+
+    /// What the nodes of our operators say of their products.
+    pub const fn accuracy_level(self) -> AccuracyLevel {
+        match self {
+            Self::Bf16Products => AccuracyLevel::Bf16,
+            Self::Fp32 | Self::Fp16 | Self::Bf16 | Self::Int8 | Self::Int4 => AccuracyLevel::Activations,
         }
     }
 }

@@ -97,7 +97,7 @@ pub const PLUGIN_NAMESPACE: &str = "plugin_namespace";
 /// Attribute of a node, which any of the operators may have: an [`AccuracyLevel`] by its number.
 pub const ACCURACY_LEVEL: &str = "accuracy_level";
 
-/// What a kernel may round the rows to that an operator multiplies with its trained matrices; it may also round nothing.
+/// What a kernel may round the rows to that an operator multiplies with its trained matrices, or leave as they are.
 ///
 /// Sums stay f32. Routers, scores, and products with values of keys read what they read without rounding. The numbers
 /// are those of the attribute of the same name of ONNX Runtime's `com.microsoft.MatMulNBits`.

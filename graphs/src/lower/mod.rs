@@ -18,7 +18,7 @@ mod operator;
 
 use std::collections::BTreeMap;
 
-use moa_schema::RoutingPart;
+use moa_schema::{AccuracyLevel, RoutingPart};
 
 use crate::{
     graph::{Builder, DType, Dim, Graph, Value},
@@ -122,6 +122,14 @@ pub enum LowerError {
     /// Only causal language models predict the next token.
     #[error("logits of the last position alone are for causal language models, and this is none")]
     LastLogits,
+    /// No node says how accurate its products must be where none is ours.
+    #[error("dtype \"{dtype}\" is for products of our operators, and {place} has none")]
+    NoProducts {
+        /// Name of the precision.
+        dtype: &'static str,
+        /// What has no operators of ours.
+        place: &'static str,
+    },
 }
 
 /// Writes a model as one graph, or as one per file where the family has several.
@@ -129,12 +137,14 @@ pub enum LowerError {
 /// # Errors
 ///
 /// [`LowerError::SecondBody`] and [`LowerError::NoFunction`] in the form [`Form::Function`], [`LowerError::ExpertBias`]
-/// and [`LowerError::CrossAttention`], and for another model than a causal language model [`LowerError::NoPositions`]
-/// where a layer has rotary positions, and [`LowerError::LastLogits`] where the option is set.
+/// and [`LowerError::CrossAttention`]; for another model than a causal language model [`LowerError::NoPositions`]
+/// where a layer has rotary positions, and [`LowerError::LastLogits`] where the option is set;
+/// [`LowerError::NoProducts`] where a precision with an accuracy level meets a graph without operators of ours.
 pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     if options.last_logits && !matches!(model, Model::CausalLm(_)) {
         return Err(LowerError::LastLogits);
     }
+    check_products(model, options)?;
     match model {
         Model::EncoderDecoder(model) => encoder_decoder::lower(model, options),
         Model::MaskedLm(model) => masked_lm::lower(model, options),
@@ -142,6 +152,18 @@ pub fn lower(model: &Model, options: Options) -> Result<Vec<NamedGraph>, LowerEr
         Model::Layer(layer) => layer::lower(layer, options),
         Model::Transformer(model) => encoder_decoder::lower(model, options),
         Model::TransformerMaskedLm(model) => masked_lm::lower(model, options),
+    }
+}
+
+fn check_products(model: &Model, Options { form, precision, .. }: Options) -> Result<(), LowerError> {
+    let place = match model {
+        Model::Transformer(_) | Model::TransformerMaskedLm(_) => "a standard Transformer",
+        _ if form == Form::Standard => "the form \"standard\"",
+        _ => return Ok(()),
+    };
+    match precision.accuracy_level() {
+        AccuracyLevel::Activations => Ok(()),
+        AccuracyLevel::Bf16 => Err(LowerError::NoProducts { dtype: precision.as_str(), place }),
     }
 }
 
@@ -229,3 +251,7 @@ impl Lowering {
 #[cfg(test)]
 #[path = "quantized_tests.rs"]
 mod quantized_tests;
+
+#[cfg(test)]
+#[path = "accuracy_tests.rs"]
+mod accuracy_tests;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use moa_schema::{
-    AttentionMode, CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD, FeedForwardAttributes, IntegerType,
-    OPSET_VERSION, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter, RoutingPart, SELF_ATTENTION,
-    SelfAttentionAttributes, cross_attention, feed_forward, self_attention,
+    ACCURACY_LEVEL, AccuracyLevel, AttentionMode, CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD,
+    FeedForwardAttributes, IntegerType, OPSET_VERSION, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter,
+    RoutingPart, SELF_ATTENTION, SelfAttentionAttributes, cross_attention, feed_forward, self_attention,
 };
 
 use super::{
@@ -282,6 +282,8 @@ impl Lowering {
             outputs.extend([routed.indices.as_str(), routed.weights.as_str()]);
         }
         let op = OpId { domain: DOMAIN.into(), op_type: operator.name.into() };
+        let accuracy = stated_accuracy(self.options.precision);
+        attributes.extend(accuracy.map(|level| (ACCURACY_LEVEL.to_owned(), Attribute::Int(level.number()))));
         if self.options.form == Form::Fused {
             attributes.insert(PLUGIN_NAMESPACE.into(), Attribute::Text(DOMAIN.into()));
             attributes.insert(PLUGIN_VERSION.into(), Attribute::Text(OPSET_VERSION.to_string()));
@@ -318,6 +320,11 @@ fn quantize(b: &mut Builder, operator: &Operator, integers: IntegerType, inputs:
     }
 }
 
+/// What nodes say of their products; nothing where that is the default.
+fn stated_accuracy(precision: Precision) -> Option<AccuracyLevel> {
+    Some(precision.accuracy_level()).filter(|level| *level != AccuracyLevel::default())
+}
+
 fn function(
     operator: &Operator,
     op: OpId,
@@ -328,11 +335,13 @@ fn function(
     let formal: Vec<_> = operator.inputs[..inputs].iter().map(|input| input.name).collect();
     let mut builder = Builder::body(&formal, precision);
     body(&mut builder);
+    let attributes = operator.attributes.iter().map(|attribute| attribute.name);
+    let attributes = attributes.chain(stated_accuracy(precision).map(|_| ACCURACY_LEVEL));
     Function {
         op,
         inputs: formal.iter().map(|name| (*name).to_owned()).collect(),
         outputs: operator.outputs[..outputs].iter().map(|output| output.name.to_owned()).collect(),
-        attributes: operator.attributes.iter().map(|attribute| attribute.name.to_owned()).collect(),
+        attributes: attributes.map(str::to_owned).collect(),
         nodes: builder.into_nodes(),
     }
 }

@@ -132,6 +132,7 @@ impl From<LowerError> for Failure {
     fn from(error: LowerError) -> Self {
         let help = match error {
             LowerError::ExpertBias { .. } => "set \"expert_bias\" to false in the configuration",
+            LowerError::NoProducts { .. } => "export with --dtype bf16",
             LowerError::LastLogits => "leave out --last-logits",
             LowerError::NoPositions { .. } => "export the causal language model that the layer belongs to",
             _ => "export with --form standard or --form fused",

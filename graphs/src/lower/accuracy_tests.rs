@@ -1,0 +1,78 @@
+//! Nodes that say how accurate their products must be.
+
+use moa_schema::{ACCURACY_LEVEL, OPERATORS};
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::{
+    SyntheticTensors,
+    families::{Config, ImportOptions, import},
+    graph::Attribute,
+};
+
+/// Every operator of ours.
+fn configurations() -> [Json; 2] {
+    let jetmoe = json!({
+        "model_type": "jetmoe", "hidden_size": 16, "vocab_size": 30, "num_experts_per_tok": 2, "kv_channels": 8,
+        "num_key_value_heads": 3, "num_hidden_layers": 2, "num_local_experts": 4, "intermediate_size": 24,
+    });
+    let translator = json!({
+        "model_type": "moa_transformer", "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "num_expert": 6,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 3, "head_dim": 8, "vocab_size": 30,
+        "encoder_layers": 1, "decoder_layers": 1,
+    });
+    [jetmoe, translator]
+}
+
+fn baseline(model_type: &str) -> Json {
+    json!({
+        "model_type": model_type, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "vocab_size": 30, "encoder_layers": 1, "decoder_layers": 1, "max_positions": 16,
+    })
+}
+
+fn graphs(config: &Json, form: Form, precision: Precision) -> Result<Vec<Graph>, LowerError> {
+    let config = Config::new("config.json", config.as_object().unwrap().clone());
+    let model = import(&config, &SyntheticTensors::random("memory", 1), ImportOptions::default()).unwrap();
+    let options = Options { form, precision, router_outputs: false, last_logits: false };
+    Ok(lower(&model, options)?.into_iter().map(|named| named.graph).collect())
+}
+
+#[test]
+fn nodes_of_ours_have_the_level_of_their_precision() {
+    for precision in Precision::ALL {
+        let expected = (precision == Precision::Bf16Products).then_some(&Attribute::Int(3));
+        for form in [Form::Function, Form::Fused] {
+            let mut seen = Vec::new();
+            for graph in configurations().iter().flat_map(|config| graphs(config, form, precision).unwrap()) {
+                for node in &graph.nodes {
+                    let is_ours = node.op.domain == moa_schema::DOMAIN;
+                    let expected = expected.filter(|_| is_ours);
+                    assert_eq!(node.attributes.get(ACCURACY_LEVEL), expected, "{} {}", precision.as_str(), node.name);
+                    seen.extend(is_ours.then(|| node.op.op_type.clone()));
+                }
+                for function in &graph.functions {
+                    let named = function.attributes.iter().filter(|name| *name == ACCURACY_LEVEL).count();
+                    assert_eq!(named, usize::from(expected.is_some()), "{}", precision.as_str());
+                    assert!(function.nodes.iter().all(|node| !node.attributes.contains_key(ACCURACY_LEVEL)));
+                }
+            }
+            assert!(OPERATORS.iter().all(|operator| seen.iter().any(|name| name == operator.name)));
+        }
+    }
+}
+
+#[test]
+fn what_has_no_operators_of_ours_has_no_level() {
+    let refused = |config: &Json, form| graphs(config, form, Precision::Bf16Products).unwrap_err().to_string();
+    let expected = |place| format!("dtype \"bf16-products\" is for products of our operators, and {place} has none");
+    for config in configurations() {
+        assert_eq!(refused(&config, Form::Standard), expected("the form \"standard\""));
+        assert!(graphs(&config, Form::Standard, Precision::Bf16).is_ok());
+    }
+    for model_type in ["transformer", "roberta"] {
+        for form in Form::ALL {
+            assert_eq!(refused(&baseline(model_type), form), expected("a standard Transformer"));
+        }
+    }
+}
