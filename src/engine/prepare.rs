@@ -2,12 +2,14 @@
 //!
 //! A parser of TensorRT looks a plugin up by operator type, `plugin_version` and `plugin_namespace`; up to 10.6 it
 //! takes a body of the same name first, so bodies go. It hands an input that is absent before a present one to the
-//! plugin as a null pointer, and asks for the number of outputs before it shows the node: both become attributes.
+//! plugin as a null pointer, and asks for the number of outputs before it shows the node: both become attributes. The
+//! plugin computes in the types that it is given, so that the accuracy level of a node says nothing to it, and goes.
 
 use std::collections::BTreeSet;
 
 use moa_schema::{
-    DOMAIN, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS, RoutingPart,
+    ACCURACY_LEVEL, DOMAIN, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS,
+    RoutingPart,
 };
 
 use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
@@ -177,8 +179,8 @@ fn prepare_outputs(
     used: &BTreeSet<String>,
     cut: &mut BTreeSet<String>,
 ) -> Option<usize> {
-    let written = [OUTPUT_COUNT, PLUGIN_VERSION, PLUGIN_NAMESPACE];
-    node.attribute.retain(|attribute| !written.contains(&attribute.name.as_str()));
+    let unwanted = [ACCURACY_LEVEL, OUTPUT_COUNT, PLUGIN_VERSION, PLUGIN_NAMESPACE];
+    node.attribute.retain(|attribute| !unwanted.contains(&attribute.name.as_str()));
     let needed = node.output.iter().rposition(|name| used.contains(name)).map_or(1, |last| last + 1);
     cut.extend(node.output.drain(needed.min(node.output.len())..));
     for (index, output) in node.output.iter_mut().enumerate().filter(|(_, output)| output.is_empty()) {
@@ -255,6 +257,14 @@ mod tests {
             String::from_utf8(found[0].s.clone().unwrap()).unwrap()
         };
         assert_eq!((text("plugin_version"), text("plugin_namespace")), ("1".to_owned(), "ai.moa".to_owned()));
+    }
+
+    #[test]
+    fn the_accuracy_of_products_goes() {
+        let mut exact = model(&REQUIRED, &["y", "k", "v"]);
+        let expected = prepare(&exact).unwrap();
+        exact.graph.as_mut().unwrap().node[0].attribute.push(AttributeProto::int("accuracy_level", 3));
+        assert_eq!(prepare(&exact).unwrap(), expected);
     }
 
     #[test]

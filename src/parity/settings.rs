@@ -1,7 +1,7 @@
 //! How an export was written: what its files say, and what their graphs show where they say nothing.
 
 use moa_graphs::{Form, Precision};
-use moa_schema::{DOMAIN, GateMode};
+use moa_schema::{AccuracyLevel, DOMAIN, GateMode};
 
 use super::{VerifyError, routing::is_routing_output};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
-        read::{Dim, for_each_node},
+        read::{Dim, accuracy_of, for_each_node},
     },
 };
 
@@ -101,7 +101,18 @@ fn shown_precision(files: &[&OnnxFile]) -> Precision {
         (DataType::Bfloat16, Precision::Bf16),
         (DataType::Int8, Precision::Int8),
     ];
-    kinds.into_iter().find(|(kind, _)| stores(*kind)).map_or(Precision::Fp32, |(_, precision)| precision)
+    match kinds.into_iter().find(|(kind, _)| stores(*kind)) {
+        Some((_, Precision::Bf16)) if rounds_products(files) => Precision::Bf16Products,
+        shown => shown.map_or(Precision::Fp32, |(_, precision)| precision),
+    }
+}
+
+fn rounds_products(files: &[&OnnxFile]) -> bool {
+    let mut any = false;
+    for graph in files.iter().filter_map(|file| file.graph()) {
+        for_each_node(&graph.node, &mut |node| any |= accuracy_of(node) == AccuracyLevel::Bf16);
+    }
+    any
 }
 
 fn shows_last_logits(files: &[&OnnxFile]) -> bool {

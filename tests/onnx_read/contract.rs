@@ -24,12 +24,17 @@ fn a_node_as_the_contract_says_is_read() {
     let mut prepared = feed_forward_model();
     node_in(&mut prepared).attribute.extend([int("present_inputs", 0xF), text("plugin_version", "1")]);
     read(&prepared).unwrap();
+    for level in [0, 3] {
+        let mut rounding = feed_forward_model();
+        node_in(&mut rounding).attribute.push(int("accuracy_level", level));
+        read(&rounding).unwrap();
+    }
 }
 
 #[test]
 fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
     type Edit = fn(&mut ModelProto);
-    let cases: [(ErrorKind, &str, Edit); 17] = [
+    let cases: [(ErrorKind, &str, Edit); 19] = [
         (Malformed, "`top_k` must be at least 1, found 0", |m| change(m, "top_k", Some(int("top_k", 0)))),
         (Malformed, "attribute `top_k` of type INT is missing", |m| change(m, "top_k", Some(int("tpo_k", 2)))),
         (Malformed, "attribute `top_k` of type INT is missing", |m| change(m, "top_k", Some(text("top_k", "2")))),
@@ -59,6 +64,12 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
         (Malformed, "the input `output_scale` is for weights in integers, and `output_weight` is float32", |m| {
             node_in(m).input.push("x".into());
             node_in(m).attribute.push(int("present_inputs", 0b1000_1111));
+        }),
+        (Malformed, "`accuracy_level` must be 0 or 3, found 4", |m| {
+            node_in(m).attribute.push(int("accuracy_level", 4));
+        }),
+        (Malformed, "`accuracy_level` must be of type INT", |m| {
+            node_in(m).attribute.push(text("accuracy_level", "3"));
         }),
         (Unsupported, "version `2` of the operators ai.moa", |m| {
             node_in(m).attribute.push(text("plugin_version", "2"));

@@ -1,7 +1,8 @@
 //! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
 
 use moa_schema::{
-    AttributeSource, Attributes, DOMAIN, FloatType, IntegerType, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version,
+    ACCURACY_LEVEL, AccuracyLevel, AttributeSource, Attributes, DOMAIN, FloatType, IntegerType, OPSET_VERSION,
+    Operator, PRESENT_INPUTS, accuracy_level, other_version,
 };
 
 use super::error::{Fault, shown};
@@ -35,7 +36,17 @@ pub(super) fn check(
     let present = source.int(PRESENT_INPUTS).filter(|mask| *mask != 0);
     check_parameters(node, operator, present).map_err(malformed)?;
     check_scales(node, operator, present, type_of).map_err(malformed)?;
-    Attributes::read(operator, &source).map(drop).map_err(|error| malformed(error.to_string()))
+    if node.find_attribute(ACCURACY_LEVEL).is_some_and(|attribute| attribute.i.is_none()) {
+        return Err(malformed(format!("attribute `{ACCURACY_LEVEL}` must be of type INT")));
+    }
+    let attributes = Attributes::read(operator, &source).and_then(|_| accuracy_level(&source));
+    attributes.map(drop).map_err(|error| malformed(error.to_string()))
+}
+
+/// The accuracy level of a node of ours that was checked; that of others, and where there is none, is the default.
+pub(crate) fn accuracy_of(node: &NodeProto) -> AccuracyLevel {
+    let ours = operator_of(node).map(|_| NodeAttributes(node));
+    ours.and_then(|source| accuracy_level(&source).ok()).unwrap_or_default()
 }
 
 /// A refusal of operators of the version `found`.

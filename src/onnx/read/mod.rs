@@ -25,6 +25,7 @@ use prost::bytes::Bytes;
 
 pub use crate::files::ErrorKind;
 use crate::files::name_of;
+pub(crate) use contract::accuracy_of;
 use error::Fault;
 pub use error::ReadError;
 use external::DataFiles;
