@@ -48,6 +48,8 @@ pub(super) struct Attention {
     query: Matrices,
     /// Of keys and of values, `[source width, G·D]`; `None` where they are the source itself.
     keys_values: Option<[Matrices; 2]>,
+    /// Whether the operator has these matrices, and not a product of the graph.
+    has_keys_values: bool,
     /// `[E, G·D, C]`.
     output: Matrices,
     /// `[C]`.
@@ -67,7 +69,7 @@ type ReadMatrices = fn(Stored, &Weight, usize, [usize; 3], Outputs) -> Result<Ma
 impl Attention {
     /// Self-attention, whose operator has the matrices of keys and values.
     pub(super) fn new(model: &model::Attention, stored: Stored) -> Result<Self, WeightError> {
-        Self::read(model, stored, Matrices::of_operator)
+        Ok(Self { has_keys_values: true, ..Self::read(model, stored, Matrices::of_operator)? })
     }
 
     /// Attention to a memory, whose keys and values are projected by a product of the graph.
@@ -88,6 +90,7 @@ impl Attention {
             router: Router::of_attention(model)?,
             query: expert_matrices(&model.query, model.layout, stored)?,
             keys_values,
+            has_keys_values: false,
             output: expert_matrices(&model.output, model.layout, stored)?,
             bias: model.output_bias.as_ref().map(|bias| stored.bias(bias)).transpose()?,
             rotary: model.rotary.map(|rotary| Rotary::new(rotary, model.head_size)),
@@ -119,7 +122,10 @@ impl Attention {
     pub(super) fn keys_values_at(&self, source: &Sequence, positions: Option<&Positions>) -> KeyValues {
         let columns = self.kv_num_heads * self.head_size;
         let [mut key, value] = match &self.keys_values {
-            Some(matrices) => matrices.each_ref().map(|matrix| matrix.map(source)),
+            Some(matrices) => {
+                let factors = if self.has_keys_values { &source.factors() } else { source };
+                matrices.each_ref().map(|matrix| matrix.map(factors))
+            }
             None => [source.clone(), source.clone()],
         };
         if let Some((rotary, positions)) = self.rotary.as_ref().zip(positions) {
@@ -163,13 +169,13 @@ impl Attention {
         let mut values = Vec::with_capacity(x.batch * x.tokens);
         for slots in routing.slots() {
             let rows: Vec<&[f64]> = slots.tokens.iter().map(|token| x.token(*token)).collect();
-            let mut queries = self.query.each(sums, &rows, &slots.experts);
+            let mut queries = self.query.each(x.precision, &rows, &slots.experts);
             if let Some((rotary, positions)) = self.rotary.as_ref().zip(positions) {
                 let tokens = queries.iter_mut().zip(&slots.tokens);
                 tokens.for_each(|(query, token)| rotary.turn(query, positions.0[*token]));
             }
             let attended = self.attend(sums, &queries, &slots.tokens, x.tokens, source, keys);
-            let outputs = self.output.each(sums, &slices(&attended), &slots.experts);
+            let outputs = self.output.each(x.precision, &slices(&attended), &slots.experts);
             for (token, mut y) in slots.range.clone().zip(slots.sums(sums, self.width, &outputs)) {
                 if let (Some(bias), true) = (&self.bias, routing.routed[token]) {
                     add_scaled(sums, &mut y, 1.0, bias);
@@ -270,4 +276,87 @@ pub(super) fn expert_matrices(
         model::ExpertLayout::OutIn => Outputs::Rows,
     };
     Matrices::of_operator(stored, weight, 0, shape, outputs)
+}
+
+#[cfg(test)]
+mod tests {
+    use moa_graphs::{
+        SyntheticTensors,
+        families::{self, Config, ImportOptions},
+        model::Model,
+    };
+    use serde_json::json;
+
+    use super::*;
+    use crate::reference::{Routing, sequence::Precision, stored::to_bf16};
+
+    const TOKENS: usize = 5;
+
+    fn in_bf16(values: &[f64]) -> Vec<f64> {
+        values.iter().copied().map(to_bf16).collect()
+    }
+
+    /// A layer of width 16 with a bias, and keys and values of its own or of a memory.
+    fn layer(cross_attention: bool) -> Attention {
+        let config = json!({
+            "model_type": "moa_layer", "embed_dim": 16, "num_expert": 5, "top_k": 2, "head_dim": 8,
+            "cross_attention": cross_attention,
+        });
+        let config = Config::new("config.json", config.as_object().unwrap().clone());
+        let tensors = SyntheticTensors::random("memory", 3);
+        let model = families::import(&config, &tensors, ImportOptions::default()).unwrap();
+        let Model::Layer(layer) = model else { panic!("no layer") };
+        let stored = Stored::new(moa_graphs::Precision::Fp32);
+        let read = if cross_attention { Attention::to_memory } else { Attention::new };
+        read(&layer.attention, stored).unwrap()
+    }
+
+    fn input(precision: Precision) -> Sequence {
+        let values = (0..TOKENS * 16).map(|index| (7.0 * index as f64).sin()).collect();
+        Sequence { precision, batch: 1, tokens: TOKENS, width: 16, values }.rounded()
+    }
+
+    fn run(layer: &Attention, x: &Sequence, source: &KeyValues) -> (Vec<f64>, Routing) {
+        let mask = Mask { batch: 1, tokens: TOKENS, real: vec![true; TOKENS] };
+        let mut tape = Tape::new(None);
+        let output = layer.run(x, &mask, source, &mask, &mut tape).unwrap();
+        (output.values, tape.into_routing())
+    }
+
+    #[test]
+    fn keys_and_values_of_the_operator_alone_are_of_rounded_rows() {
+        let [x, single] = [Precision::Products, Precision::Single].map(input);
+        let values = |pair: KeyValues| [pair.key.values, pair.value.values];
+        let rounded = Sequence { values: in_bf16(&single.values), ..single.clone() };
+        let own = layer(false);
+        assert_eq!(values(own.keys_values(&x)), values(own.keys_values(&rounded)));
+        assert_ne!(values(own.keys_values(&x)), values(own.keys_values(&single)));
+        let of_memory = layer(true);
+        assert_eq!(values(of_memory.keys_values(&x)), values(of_memory.keys_values(&single)));
+        let without = Attention { keys_values: None, ..own };
+        assert_eq!(values(without.keys_values(&x)), values(without.keys_values(&single)));
+    }
+
+    #[test]
+    fn queries_and_outputs_are_of_rounded_rows_and_routers_and_scores_are_not() {
+        let [x, single] = [Precision::Products, Precision::Single].map(input);
+        let layer = layer(false);
+        let source = layer.keys_values(&single);
+        let (found, routing) = run(&layer, &x, &source);
+        let (exact, exact_routing) = run(&layer, &single, &source);
+        assert_eq!(routing, exact_routing);
+        assert_ne!(found, exact);
+        let mask = Mask { batch: 1, tokens: TOKENS, real: vec![true; TOKENS] };
+        let routing = routing.into_values().next().unwrap();
+        let slots = routing.slots().next().unwrap();
+        let rows: Vec<_> = slots.tokens.iter().map(|token| in_bf16(single.token(*token))).collect();
+        let sums = Sums::Single;
+        let queries = layer.query.each(Precision::Single, &slices(&rows), &slots.experts);
+        let attended = layer.attend(sums, &queries, &slots.tokens, TOKENS, &source, &mask);
+        let attended: Vec<_> = attended.iter().map(|row| in_bf16(row)).collect();
+        let outputs = layer.output.each(Precision::Single, &slices(&attended), &slots.experts);
+        let mut expected = slots.sums(sums, 16, &outputs);
+        expected.iter_mut().for_each(|y| layer.bias.iter().for_each(|bias| add_scaled(sums, y, 1.0, bias)));
+        assert_eq!(found, single.with(16, expected).values);
+    }
 }

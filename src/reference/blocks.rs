@@ -158,9 +158,9 @@ impl ExpertFeedForward {
         let mut values = Vec::with_capacity(x.batch * x.tokens);
         for slots in routing.slots() {
             let rows: Vec<&[f64]> = slots.tokens.iter().map(|token| x.token(*token)).collect();
-            let mut hidden = self.input.each(sums, &rows, &slots.experts);
+            let mut hidden = self.input.each(x.precision, &rows, &slots.experts);
             hidden.iter_mut().for_each(|row| self.activate(row));
-            let outputs = self.output.each(sums, &slices(&hidden), &slots.experts);
+            let outputs = self.output.each(x.precision, &slices(&hidden), &slots.experts);
             for mut y in slots.sums(sums, x.width, &outputs) {
                 if let Some(bias) = &self.bias {
                     add_scaled(sums, &mut y, 1.0, bias);
@@ -325,8 +325,15 @@ fn sinusoids(rows: usize, width: usize, pad_token_id: usize) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use moa_graphs::{
+        SyntheticTensors,
+        families::{self, Config, ImportOptions},
+        model::Model,
+    };
+    use serde_json::json;
+
     use super::*;
-    use crate::reference::sequence::Precision;
+    use crate::reference::{sequence::Precision, stored::to_bf16};
 
     #[test]
     fn sinusoids_are_concatenated_halves_with_a_zero_row_and_column() {
@@ -346,5 +353,63 @@ mod tests {
         let double = |x: &Sequence| Ok(x.clone().plus(x));
         assert_eq!(residual(x.clone(), &norm, true, double).unwrap().values, [0.0, 8.0]);
         assert_eq!(residual(x, &norm, false, double).unwrap().values, [-1.0, 1.0]);
+    }
+
+    fn imported(config: &serde_json::Value) -> Model {
+        let config = Config::new("config.json", config.as_object().unwrap().clone());
+        families::import(&config, &SyntheticTensors::random("memory", 3), ImportOptions::default()).unwrap()
+    }
+
+    /// Vectors of width 16.
+    fn input(precision: Precision) -> Sequence {
+        let values = (0..5 * 16).map(|index| (7.0 * index as f64).sin()).collect();
+        Sequence { precision, batch: 1, tokens: 5, width: 16, values }.rounded()
+    }
+
+    #[test]
+    fn products_of_experts_are_of_rounded_rows_and_routers_are_not() {
+        let Model::CausalLm(model) = imported(&json!({
+            "model_type": "jetmoe", "hidden_size": 16, "vocab_size": 30, "num_experts_per_tok": 2, "kv_channels": 8,
+            "num_key_value_heads": 3, "num_hidden_layers": 1, "num_local_experts": 4, "intermediate_size": 24,
+        })) else {
+            panic!("no language model")
+        };
+        let stored = Stored::new(moa_graphs::Precision::Fp32);
+        let block = ExpertFeedForward::new(&model.layers[0].feed_forward, stored).unwrap();
+        let [x, single] = [Precision::Products, Precision::Single].map(input);
+        let run = |x: &Sequence| {
+            let mut tape = Tape::new(None);
+            (block.run(x, &mut tape).unwrap().values, tape.into_routing())
+        };
+        let ((found, routing), (exact, exact_routing)) = (run(&x), run(&single));
+        assert_eq!(routing, exact_routing);
+        assert_ne!(found, exact);
+        let in_bf16 = |row: &[f64]| row.iter().copied().map(to_bf16).collect::<Vec<_>>();
+        let routing = routing.into_values().next().unwrap();
+        let slots = routing.slots().next().unwrap();
+        let rows: Vec<_> = slots.tokens.iter().map(|token| in_bf16(single.token(*token))).collect();
+        let mut hidden = block.input.each(Precision::Single, &slices(&rows), &slots.experts);
+        hidden.iter_mut().for_each(|row| block.activate(row));
+        let hidden: Vec<_> = hidden.iter().map(|row| in_bf16(row)).collect();
+        let outputs = block.output.each(Precision::Single, &slices(&hidden), &slots.experts);
+        let mut expected = slots.sums(Sums::Single, 16, &outputs);
+        expected.iter_mut().for_each(|y| block.bias.iter().for_each(|bias| add_scaled(Sums::Single, y, 1.0, bias)));
+        assert_eq!(found, single.with(16, expected).values);
+    }
+
+    #[test]
+    fn products_of_dense_blocks_are_of_rows_as_they_are() {
+        let Model::EncoderDecoder(model) = imported(&json!({
+            "model_type": "moa_transformer", "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "num_expert": 6,
+            "encoder_attention_heads": 2, "decoder_attention_heads": 3, "head_dim": 8, "vocab_size": 30,
+            "encoder_layers": 1, "decoder_layers": 1,
+        })) else {
+            panic!("no encoder-decoder")
+        };
+        let stored = Stored::new(moa_graphs::Precision::Fp32);
+        let block = FeedForward::new(&model.encoder.layers[0].feed_forward, stored).unwrap();
+        assert!(matches!(block, FeedForward::Dense { .. }));
+        let run = |precision| block.run(&input(precision), &mut Tape::new(None)).unwrap().values;
+        assert_eq!(run(Precision::Products), run(Precision::Single));
     }
 }

@@ -14,7 +14,7 @@ use moa_graphs::{Weight, WeightError};
 use super::{
     math::{Sums, transpose},
     scaled::Scaled,
-    sequence::Sequence,
+    sequence::{Precision, Sequence},
     stored::{Stored, is_kept_by_bf16},
 };
 
@@ -201,16 +201,17 @@ impl Matrices {
         x.with(self.outputs, self.product(x.sums(), 0, &x.rows()))
     }
 
-    /// `x[i] · matrix[of[i]]` for every vector.
-    pub(super) fn each(&self, sums: Sums, x: &[&[f64]], of: &[usize]) -> Vec<Vec<f64>> {
+    /// `x[i] · matrix[of[i]]` for every vector, as an operator of ours multiplies them.
+    pub(super) fn each(&self, precision: Precision, x: &[&[f64]], of: &[usize]) -> Vec<Vec<f64>> {
         let mut results = vec![Vec::new(); x.len()];
         let mut matrices = of.to_vec();
         matrices.sort_unstable();
         matrices.dedup();
         for matrix in matrices {
             let places: Vec<usize> = (0..of.len()).filter(|place| of[*place] == matrix).collect();
-            let rows: Vec<&[f64]> = places.iter().map(|place| x[*place]).collect();
-            for (place, row) in places.into_iter().zip(self.product(sums, matrix, &rows)) {
+            let factors: Vec<_> = places.iter().map(|place| precision.factor(x[*place])).collect();
+            let rows: Vec<&[f64]> = factors.iter().map(AsRef::as_ref).collect();
+            for (place, row) in places.into_iter().zip(self.product(precision.sums(), matrix, &rows)) {
                 results[place] = row;
             }
         }
@@ -392,7 +393,8 @@ mod tests {
             let matrices = Matrices { values: Kept::Floats(kept), inputs, outputs };
             let x: Vec<Vec<f64>> = (0..vectors).map(|seed| numbers(inputs, 7 + seed)).collect();
             let x: Vec<&[f64]> = x.iter().map(Vec::as_slice).collect();
-            for sums in [Sums::Double, Sums::Single] {
+            for precision in [Precision::Double, Precision::Single] {
+                let sums = precision.sums();
                 for index in 0..3 {
                     let matrix = &values[index * inputs * outputs..(index + 1) * inputs * outputs];
                     let expected: Vec<Vec<f64>> = x
@@ -408,7 +410,7 @@ mod tests {
                     assert_eq!(expected[0][0], dot(sums, x[0], &column));
                 }
                 let of: Vec<usize> = (0..x.len()).map(|place| place * 2 % 3).collect();
-                let each = matrices.each(sums, &x, &of);
+                let each = matrices.each(precision, &x, &of);
                 let alone = |place: usize| matrices.product(sums, of[place], &x[place..=place]).remove(0);
                 assert_eq!(each, (0..x.len()).map(alone).collect::<Vec<_>>());
             }

@@ -36,6 +36,7 @@ mod stored;
 use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 use moa_graphs::{FloatType, Precision as Floats, WeightError, model::Model};
+use moa_schema::AccuracyLevel;
 
 pub use error::ReferenceError;
 
@@ -173,6 +174,8 @@ pub struct Reference {
     network: Arc<Network>,
     /// What a runtime rounds activations to.
     activations: FloatType,
+    /// What a runtime may do to products of our operators, where activations are f32.
+    products: AccuracyLevel,
 }
 
 #[derive(Debug)]
@@ -209,7 +212,7 @@ impl Reference {
             Model::Layer(model) => Network::Layer(MoaLayer::new(model, stored)?),
             Model::Transformer(_) | Model::TransformerMaskedLm(_) => Network::Baseline,
         };
-        Ok(Self { network: Arc::new(network), activations: floats.activations() })
+        Ok(Self { network: Arc::new(network), activations: floats.activations(), products: floats.accuracy_level() })
     }
 
     /// The same reference for a runtime that rounds activations to `to`.
@@ -221,6 +224,12 @@ impl Reference {
     /// What [`Self::run_rounded`] rounds to.
     pub const fn activations(&self) -> FloatType {
         self.activations
+    }
+
+    /// What [`Self::run_rounded`] rounds to before products of our operators with their trained matrices, where that is
+    /// less than [`Self::activations`].
+    pub fn products(&self) -> Option<FloatType> {
+        (self.precision() == Precision::Products).then_some(FloatType::Bf16)
     }
 
     /// Evaluates one part of the model.
@@ -242,9 +251,9 @@ impl Reference {
         self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Double }, replay)
     }
 
-    /// The same evaluation with every vector between the equations rounded to the type of activations, and every sum
-    /// rounded to f32 after each term: how far its outputs are from those of [`Self::run`] tells what rounding alone
-    /// does to this model and these inputs.
+    /// The same evaluation with every vector between the equations rounded to the type of activations, every one that
+    /// an operator of ours multiplies to that of [`Self::products`], and every sum rounded to f32 after each term: how
+    /// far its outputs are from those of [`Self::run`] tells what rounding alone does to this model and these inputs.
     ///
     /// # Errors
     ///
@@ -255,7 +264,16 @@ impl Reference {
         inputs: &NamedTensors,
         replay: Option<&Choices>,
     ) -> Result<Evaluation, ReferenceError> {
-        self.evaluate(part, Inputs { tensors: inputs, precision: precision(self.activations) }, replay)
+        self.evaluate(part, Inputs { tensors: inputs, precision: self.precision() }, replay)
+    }
+
+    const fn precision(&self) -> Precision {
+        match (self.activations, self.products) {
+            (FloatType::F16, _) => Precision::Half,
+            (FloatType::Bf16, _) => Precision::Brain,
+            (FloatType::F32, AccuracyLevel::Activations) => Precision::Single,
+            (FloatType::F32, AccuracyLevel::Bf16) => Precision::Products,
+        }
     }
 
     fn evaluate(&self, part: Part, inputs: Inputs<'_>, replay: Option<&Choices>) -> Result<Evaluation, ReferenceError> {
@@ -269,14 +287,6 @@ impl Reference {
             (network, part) => return Err(ReferenceError::NoSuchPart { family: network.family(), part }),
         };
         Ok(Evaluation { outputs, routing: tape.into_routing() })
-    }
-}
-
-const fn precision(activations: FloatType) -> Precision {
-    match activations {
-        FloatType::F16 => Precision::Half,
-        FloatType::Bf16 => Precision::Brain,
-        FloatType::F32 => Precision::Single,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Batches of vectors, masks, and heads of keys or values.
 
+use std::borrow::Cow;
+
 use super::{
     math::Sums,
     stored::{to_bf16, to_f16},
@@ -16,6 +18,8 @@ pub(super) enum Precision {
     Double,
     /// f32.
     Single,
+    /// f32, and bf16 what our operators multiply with their trained matrices.
+    Products,
     /// f16.
     Half,
     /// bf16.
@@ -27,7 +31,7 @@ impl Precision {
     pub(super) const fn sums(self) -> Sums {
         match self {
             Self::Double => Sums::Double,
-            Self::Single | Self::Half | Self::Brain => Sums::Single,
+            Self::Single | Self::Products | Self::Half | Self::Brain => Sums::Single,
         }
     }
 
@@ -36,9 +40,19 @@ impl Precision {
     pub(super) fn round(self, values: &mut [f64]) {
         match self {
             Self::Double => {}
-            Self::Single => values.iter_mut().for_each(|value| *value = f64::from(*value as f32)),
+            Self::Single | Self::Products => {
+                values.iter_mut().for_each(|value| *value = f64::from(*value as f32));
+            }
             Self::Half => values.iter_mut().for_each(|value| *value = to_f16(*value)),
             Self::Brain => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+        }
+    }
+
+    /// A vector as an operator of ours multiplies it with its trained matrices.
+    pub(super) fn factor(self, vector: &[f64]) -> Cow<'_, [f64]> {
+        match self {
+            Self::Products => vector.iter().map(|value| to_bf16(*value)).collect(),
+            Self::Double | Self::Single | Self::Half | Self::Brain => Cow::Borrowed(vector),
         }
     }
 }
@@ -78,6 +92,11 @@ impl Sequence {
     /// All vectors.
     pub(super) fn rows(&self) -> Vec<&[f64]> {
         (0..self.batch * self.tokens).map(|index| self.token(index)).collect()
+    }
+
+    /// The same vectors as an operator of ours multiplies them with its trained matrices.
+    pub(super) fn factors(&self) -> Self {
+        Self { values: self.precision.factor(&self.values).into_owned(), ..*self }
     }
 
     /// Other vectors, of `width` values, in the place of these.
@@ -198,6 +217,18 @@ mod tests {
         let x = Sequence { precision: Precision::Single, batch: 1, tokens: 1, width: 1, values: vec![1.0] };
         assert_eq!(x.map(1, |_| vec![third]).values, [f64::from(third as f32)]);
         assert_eq!(Sequence { precision: Precision::Double, ..x }.map(1, |_| vec![third]).values, [third]);
+    }
+
+    #[test]
+    fn products_round_their_factors_to_bf16_and_their_results_to_f32() {
+        let third = 1.0 / 3.0;
+        let x = Sequence { precision: Precision::Products, batch: 1, tokens: 1, width: 1, values: vec![third] };
+        assert_eq!(x.factors().values, [f64::from(half::bf16::from_f64(third))]);
+        assert_eq!(x.map(1, |_| vec![third]).values, [f64::from(third as f32)]);
+        assert_eq!((x.sums(), x.precision.factor(&[]).as_ref()), (Sums::Single, &[][..]));
+        for precision in [Precision::Double, Precision::Single, Precision::Half, Precision::Brain] {
+            assert_eq!(Sequence { precision, ..x.clone() }.factors().values, [third]);
+        }
     }
 
     #[test]
