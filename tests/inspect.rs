@@ -267,6 +267,25 @@ fn exports_in_integers_count_as_their_checkpoint() {
     }
 }
 
+/// Nodes that say more of their products store the same.
+#[test]
+fn exports_whose_products_may_be_rounded_count_as_those_in_bf16() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&data("jetmoe/sharded"), None).unwrap();
+    for form in [Form::Function, Form::Fused] {
+        let [bf16, mut products] = [Precision::Bf16, Precision::Bf16Products].map(|precision| {
+            let out = folder.path().join(format!("{}-{}", form.as_str(), precision.as_str()));
+            let mut options = options(form);
+            options.graph.precision = precision;
+            export(&checkpoint, &out, &options).unwrap();
+            of_graphs(&out)
+        });
+        let stated = products.files[0].metadata.insert("moa.dtype".into(), "bf16".into());
+        assert_eq!(stated.as_deref(), Some("bf16-products"));
+        assert_eq!(serde_json::to_value(products).unwrap(), serde_json::to_value(bf16).unwrap());
+    }
+}
+
 #[test]
 fn weights_are_counted_by_type_and_place() {
     let folder = tempfile::tempdir().unwrap();

@@ -144,6 +144,8 @@ pub(super) enum DtypeArgument {
     /// Matrices stored as bfloat16; activations and caches stay 32-bit
     #[value(alias = "bfloat16")]
     Bf16,
+    /// As bf16, and the library may round what our operators multiply with their matrices to bfloat16 too
+    Bf16Products,
     /// Matrices of experts, and of the keys and values that they share, stored as 8-bit integers with a scale for each
     /// column; everything else stays 32-bit
     Int8,
@@ -192,7 +194,7 @@ pub(super) struct VerifyArguments {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) backends: Vec<BackendArgument>,
     /// Absolute tolerance: |found - expected| <= atol + rtol * |expected| [default: this model's rounding error, in the
-    /// type of its activations]
+    /// type of its activations and of what its operators multiply]
     #[arg(long, value_name = "X")]
     pub(super) atol: Option<f64>,
     /// Relative tolerance, added to the absolute one [default: 0]

@@ -82,6 +82,7 @@ pub(super) const fn precision(dtype: DtypeArgument) -> Precision {
         DtypeArgument::Fp32 => Precision::Fp32,
         DtypeArgument::Fp16 => Precision::Fp16,
         DtypeArgument::Bf16 => Precision::Bf16,
+        DtypeArgument::Bf16Products => Precision::Bf16Products,
         DtypeArgument::Int8 => Precision::Int8,
         DtypeArgument::Int4 => Precision::Int4,
     }

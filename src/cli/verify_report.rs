@@ -55,8 +55,8 @@ fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verificati
         "Each backend ran inputs of shapes that no export saw, and is compared with an f64 evaluation of the checkpoint \
          that never touches a graph. This reference replays the experts that the backend chose. A value may differ from \
          the reference by the absolute tolerance plus the relative one times the reference. If none is given, the \
-         absolute one is the model's rounding error in the type of its activations, in the case where that is largest, \
-         and the relative one is 0.",
+         absolute one is the model's rounding error in the type of its activations, and of what our operators multiply \
+         with their matrices, in the case where that is largest, and the relative one is 0.",
     );
 }
 
@@ -128,7 +128,7 @@ fn backends(section: &mut Section, result: &Verification) {
                 backend.backend.as_str().into(),
                 graph.graph.as_str().into(),
                 verdict(graph.passed()),
-                backend.activations.to_string().into(),
+                activations(backend).into(),
                 graph.runs.into(),
                 outputs.values.into(),
                 outputs.mismatches.into(),
@@ -161,6 +161,11 @@ fn backends(section: &mut Section, result: &Verification) {
         ]);
     }
     section.table(worst);
+}
+
+/// What a backend rounds activations to, and what it may round them to before products.
+fn activations(BackendReport { activations, products, .. }: &BackendReport) -> String {
+    products.map_or_else(|| activations.to_string(), |products| format!("{activations}, {products} in products"))
 }
 
 /// What the runs of a graph showed, where there were any.

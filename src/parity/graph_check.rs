@@ -214,7 +214,8 @@ impl<'a> GraphCheck<'a> {
         let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(&routing.choices))?;
         self.report.runs += 1;
         self.truth.watch.advance(1);
-        let two_bytes = self.truth.reference.activations() != FloatType::F32;
+        let reference = self.truth.reference;
+        let two_bytes = reference.activations() != FloatType::F32 || reference.products().is_some();
         let moved = if two_bytes { &rounded.routing } else { &expected.routing };
         self.report.routing.add(case, &routing, &expected.routing, moved);
         let beside = [&expected.outputs, &rounded.outputs];

@@ -168,6 +168,10 @@ pub struct BackendReport {
     /// What it rounds activations to, and so what its tolerances are derived from.
     #[serde(serialize_with = "as_text")]
     pub activations: FloatType,
+    /// What it may round them to where an operator of ours multiplies them with its trained matrices, if that is less;
+    /// tolerances are derived from it too.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text_if_any")]
+    pub products: Option<FloatType>,
     /// Outcome per graph.
     pub graphs: Vec<GraphReport>,
 }
@@ -198,6 +202,16 @@ impl Skip {
 
 fn as_text<S: serde::Serializer>(value: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
+}
+
+fn as_text_if_any<S: serde::Serializer>(
+    value: &Option<impl std::fmt::Display>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => as_text(value, serializer),
+        None => serializer.serialize_none(),
+    }
 }
 
 /// Outcome on what one file holds.
@@ -411,7 +425,9 @@ fn run_backend(
     let rounding = rounded.map(|to| truth.reference.rounding_to(to));
     let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };
     let activations = truth.reference.activations();
-    let mut report = BackendReport { backend: backend.name().into(), skipped: None, activations, graphs: Vec::new() };
+    let products = truth.reference.products();
+    let name = backend.name().into();
+    let mut report = BackendReport { backend: name, skipped: None, activations, products, graphs: Vec::new() };
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {
         match GraphCheck::load(backend, file, (*part, files.settings.last_logits), truth) {

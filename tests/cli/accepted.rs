@@ -242,7 +242,7 @@ fn other_types_of_float_are_exported_and_verified() {
 #[test]
 fn every_precision_is_exported_and_verified() {
     require_runtime();
-    for dtype in ["fp16", "bf16", "int8", "int4"] {
+    for dtype in ["fp16", "bf16", "bf16-products", "int8", "int4"] {
         for stored in [None, Some(Dtype::F64)] {
             let mut model = Model::translator();
             if let Some(stored) = stored {
@@ -253,6 +253,13 @@ fn every_precision_is_exported_and_verified() {
             assert!(printed.contains("\nverified on "), "{dtype} from {stored:?}: {printed}");
         }
     }
+}
+
+#[test]
+fn products_that_may_be_rounded_need_operators_of_ours() {
+    let scene = Scene::with(&Model::layer());
+    let why = "error[MOA-E0409]: dtype \"bf16-products\" is for products of our operators, and the form \"standard\" has none";
+    scene.refuses("ck -o m.onnx --dtype bf16-products --form standard", 4, &[why, "help: export with --dtype bf16\n"]);
 }
 
 #[test]

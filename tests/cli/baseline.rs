@@ -30,7 +30,7 @@ fn models_of_experts_are_built_too() {
         r#"{"model_type": "jetmoe", "hidden_size": 32, "intermediate_size": 24,
         "num_key_value_heads": 2, "kv_channels": 8, "num_experts_per_tok": 2, "num_local_experts": 4}"#,
     );
-    for dtype in ["fp16", "bf16", "int8", "int4"] {
+    for dtype in ["fp16", "bf16", "bf16-products", "int8", "int4"] {
         scene.accepts(&format!("baseline moa-c -o {dtype} {SMALL} --dtype {dtype}"));
         let inspected = scene.accepts(&format!("inspect {dtype}"));
         assert!(inspected.contains(&format!("moa.dtype = {dtype}")), "{inspected}");
@@ -63,6 +63,11 @@ fn what_cannot_be_built_is_refused() {
         let line = format!("baseline transformer-base -o a --dtype {dtype}");
         let why = format!("--dtype {dtype} is for matrices of experts, and a standard Transformer has none");
         scene.refuses(&line, 4, &[&why, "fp32, fp16, bf16"]);
+    }
+    for form in ["standard", "fused"] {
+        let line = format!("baseline transformer-base -o a --dtype bf16-products --form {form}");
+        let why = "dtype \"bf16-products\" is for products of our operators, and a standard Transformer has none";
+        scene.refuses(&line, 4, &[why, "help: export with --dtype bf16\n"]);
     }
     scene.refuses("baseline transformer-base -o a --opset 22", 4, &["opset 22"]);
     scene.refuses("baseline moa-c -o a --dtype int4 --opset 20", 4, &["opset 20 has no int4"]);

@@ -275,6 +275,22 @@ fn operators_of_a_bf16_export_compute_between_casts() {
     assert_eq!(names(&file), names(&read_model(&scene.path("out/decoder_model.onnx")).unwrap()));
 }
 
+/// To the plugin, products are of the type that it is given.
+#[test]
+fn an_export_whose_products_may_be_rounded_is_prepared_as_one_in_bf16() {
+    let scene = Scene::with_fixture("mlm");
+    let prepared = ["bf16", "bf16-products"].map(|dtype| {
+        ["function", "fused"].map(|form| {
+            scene.accepts(&format!("ck -o m.onnx --dtype {dtype} --form {form} --force"));
+            scene.accepts("prepare m.onnx -o m.trt.onnx --gpu a100 --tensorrt 10.4 --force");
+            nodes(&scene, "m.trt.onnx")
+        })
+    });
+    let levels = nodes(&scene, "m.onnx").iter().map(|node| int(node, "accuracy_level")).collect::<Vec<_>>();
+    assert!(!levels.is_empty() && levels.iter().all(|level| *level == Some(3)), "{levels:?}");
+    assert_eq!(prepared[0], prepared[1]);
+}
+
 #[test]
 fn weights_in_a_file_of_their_own_stay_where_they_are() {
     let scene = Scene::with_fixture("mlm");

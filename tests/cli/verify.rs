@@ -314,6 +314,24 @@ fn tolerance_and_margin_are_those_that_were_granted() {
     assert!(backend["graphs"][0]["routing"]["margin"].as_f64() > Some(1e-5), "{backend:#}");
     let page = String::from_utf8(scene.read("page.html")).unwrap();
     assert!(page.contains("float16") && !page.contains("rounding to f32"), "{page}");
+    assert!(backend["products"].is_null() && !page.contains(" in products"), "{backend:#}");
+}
+
+/// Activations are f32, and products are granted bf16.
+#[test]
+fn products_in_bf16_are_told_beside_activations() {
+    require_runtime();
+    let scene = Scene::with(&Model::translator());
+    scene.accepts("ck -o out --dtype bf16-products");
+    let line = "verify out --checkpoint ck --backends ort,ort-function";
+    let value = json(&scene.accepts(&format!("{line} --json - --report page.html")));
+    assert_eq!(value["dtype"], "bf16-products");
+    for backend in value["backends"].as_array().unwrap() {
+        assert_eq!((&backend["activations"], &backend["products"]), (&"float32".into(), &"bfloat16".into()));
+        assert!(backend["graphs"][0]["routing"]["margin"].as_f64() > Some(1e-5), "{backend:#}");
+    }
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    assert!(page.contains("float32, bfloat16 in products"), "{page}");
 }
 
 #[test]

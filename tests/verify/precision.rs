@@ -3,17 +3,18 @@
 use moa_export::{
     backend::{self, OrtOptions},
     export::export,
-    onnx::proto::ModelProto,
-    parity::{VerifyOptions, verify},
+    metadata,
+    onnx::proto::{AttributeProto, ModelProto, NodeProto},
+    parity::{Verification, VerifyOptions, verify},
 };
-use moa_graphs::{Form, Precision};
+use moa_graphs::{FloatType, Form, Precision};
 use prost::{Message, bytes::Bytes};
 
-use super::{check, checkpoint, differing_constants, seen_in_numbers, stored_as, tensor};
+use super::{check, checkpoint, differing_constants, edit_values, seen_in_numbers, stored_as, tensor};
 
 #[test]
 fn reduced_precision_passes_where_the_backend_has_the_types() {
-    let all = [Precision::Int8, Precision::Int4, Precision::Fp16, Precision::Bf16].as_slice();
+    let all = [Precision::Int8, Precision::Int4, Precision::Fp16, Precision::Bf16, Precision::Bf16Products].as_slice();
     for (folder, forms, precisions) in [
         ("variants/v_ffd_moe", &Form::ALL[..], all),
         ("jetmoe/sharded", &Form::ALL[..1], &all[..3]),
@@ -22,7 +23,8 @@ fn reduced_precision_passes_where_the_backend_has_the_types() {
         ("mlm", &Form::ALL[..1], &all[..2]),
     ] {
         for form in forms {
-            for precision in precisions.iter().copied() {
+            let has_none = |precision: &Precision| *form == Form::Standard && *precision == Precision::Bf16Products;
+            for precision in precisions.iter().copied().filter(|precision| !has_none(precision)) {
                 let directory = tempfile::tempdir().unwrap();
                 let out = directory.path().join("out");
                 export(&checkpoint(folder), &out, &stored_as(*form, precision)).unwrap();
@@ -31,7 +33,7 @@ fn reduced_precision_passes_where_the_backend_has_the_types() {
                 assert_eq!(result.dtype, precision.as_str());
                 for report in &result.backends {
                     let unknown = match (report.backend.as_str(), precision) {
-                        ("tract", Precision::Bf16) => Some("bfloat16"),
+                        ("tract", Precision::Bf16 | Precision::Bf16Products) => Some("bfloat16"),
                         ("tract", Precision::Int4) => Some("int4"),
                         _ => None,
                     };
@@ -54,7 +56,7 @@ fn negated_halves(byte: u8) -> u8 {
 /// The tolerances of fewer bytes a number still tell right from wrong.
 #[test]
 fn a_changed_expert_is_seen_in_numbers_of_reduced_precision() {
-    for precision in [Precision::Fp16, Precision::Bf16, Precision::Int8, Precision::Int4] {
+    for precision in [Precision::Fp16, Precision::Bf16, Precision::Bf16Products, Precision::Int8, Precision::Int4] {
         let part = precision.integers().map_or(String::new(), |integers| format!("/{integers}"));
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
@@ -89,4 +91,76 @@ fn half_precision_is_the_same_with_and_without_routing() {
     let result = verify(&out, &checkpoint("mlm"), &backends, options).unwrap();
     assert!(result.passed(), "{:?}", result.backends);
     assert_eq!(result.backends[0].graphs[0].altered, None);
+}
+
+/// Exports whose products may be rounded, once `edit` has changed the graph.
+fn of_products(precision: Precision, edit: impl FnOnce(&mut ModelProto)) -> Verification {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint("jetmoe/bf16"), &out, &stored_as(Form::Function, precision)).unwrap();
+    let path = out.join("model.onnx");
+    let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    edit(&mut model);
+    std::fs::write(&path, model.encode_to_vec()).unwrap();
+    check(&out, "jetmoe/bf16")
+}
+
+fn ours(model: &mut ModelProto) -> impl Iterator<Item = &mut NodeProto> {
+    model.graph.as_mut().unwrap().node.iter_mut().filter(|node| node.domain == moa_schema::DOMAIN)
+}
+
+fn level() -> AttributeProto {
+    AttributeProto { name: "accuracy_level".into(), r#type: 2, i: Some(3), ..AttributeProto::default() }
+}
+
+/// Without metadata, nodes tell whether products may be rounded; with them, nodes that say more are others.
+#[test]
+fn the_accuracy_of_products_is_what_nodes_and_metadata_say() {
+    let unstated = |model: &mut ModelProto| model.metadata_props.retain(|entry| entry.key != metadata::DTYPE);
+    for precision in [Precision::Bf16, Precision::Bf16Products, Precision::Fp32] {
+        let result = of_products(precision, unstated);
+        assert!(result.passed() && result.audits[0].nodes.as_ref().unwrap().difference.is_none(), "{result:?}");
+        assert_eq!(result.dtype, precision.as_str());
+        let products = (precision == Precision::Bf16Products).then_some(FloatType::Bf16);
+        assert!(result.backends.iter().all(|report| report.products == products), "{result:?}");
+    }
+    let gained = of_products(Precision::Bf16, |model| ours(model).for_each(|node| node.attribute.push(level())));
+    let lost = of_products(Precision::Bf16Products, |model| {
+        ours(model).for_each(|node| node.attribute.retain(|attribute| attribute.name != level().name));
+    });
+    for (result, dtype) in [(gained, "bf16"), (lost, "bf16-products")] {
+        let difference = result.audits[0].nodes.as_ref().unwrap().difference.clone();
+        assert!(difference.is_some_and(|found| found.starts_with("node ")), "{result:?}");
+        assert_eq!((result.dtype.as_str(), result.passed()), (dtype, true));
+    }
+}
+
+/// Of these, the tolerance of rounded products explains none.
+#[test]
+fn faults_are_seen_where_products_may_be_rounded() {
+    type Fault = fn(&mut ModelProto);
+    let router: Fault = |model| {
+        edit_values(tensor(model, "layers.0.mlp.router.layer.weight/transposed.10"), |values| values.reverse());
+    };
+    let scale: Fault = |model| {
+        let attributes = ours(model).flat_map(|node| &mut node.attribute);
+        attributes.filter(|attribute| attribute.name == "scale").for_each(|scale| scale.f = scale.f.map(|f| 1.5 * f));
+    };
+    let gates: Fault = |model| {
+        let attributes = ours(model).flat_map(|node| &mut node.attribute);
+        let gates = attributes.filter(|attribute| attribute.name == "gate_mode");
+        gates.for_each(|gate| gate.s = Some(b"softmax_topk".to_vec()));
+    };
+    for (what, constants, fault) in [("router", 1, router), ("scale", 0, scale), ("gates", 0, gates)] {
+        let result = of_products(Precision::Bf16Products, fault);
+        assert_eq!(differing_constants(&result), constants, "{what}");
+        // Bodies have the values of attributes in them.
+        let reads = |name: &str| name == "ort" || constants > 0 && name == "ort-function";
+        for report in result.backends.iter().filter(|report| reads(&report.backend)) {
+            let [graph] = report.graphs.as_slice() else { panic!("{report:?}") };
+            assert!(!graph.passed(), "{what} on {}: {graph:?}", report.backend);
+            assert!(what != "router" || graph.routing.unexplained_count > 0, "{graph:?}");
+        }
+        assert!(!result.passed(), "{what}");
+    }
 }
