@@ -5,7 +5,8 @@
 use std::fmt::Write;
 
 use moa_schema::{
-    Activation, AttentionMode, Attribute, AttributeKind, ElementType, GateMode, OPERATORS, Operator, Parameter,
+    ACCURACY_LEVEL, AccuracyLevel, Activation, AttentionMode, Attribute, AttributeKind, ElementType, GateMode,
+    OPERATORS, Operator, Parameter,
 };
 
 const README: &str = include_str!("../../README.md");
@@ -57,5 +58,13 @@ fn the_tables_of_the_readme_are_those_of_the_schema() {
     for operator in OPERATORS {
         let table = table(&operator);
         assert!(README.contains(&format!("{table}\n")), "custom_ops/README.md must hold\n\n{table}");
+    }
+}
+
+#[test]
+fn the_readme_says_what_every_accuracy_level_means() {
+    assert!(README.contains(&format!("`{ACCURACY_LEVEL}` (INT)")));
+    for level in AccuracyLevel::ALL {
+        assert!(README.contains(&format!("With {}, ", level.number())), "{level:?}");
     }
 }
