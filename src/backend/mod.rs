@@ -77,6 +77,11 @@ pub trait Backend {
     fn rounds_to(&self, _model: &OnnxFile) -> Option<FloatType> {
         None
     }
+
+    /// Whether the backend computes operators of ours by their bodies, which round no factors whatever a node allows.
+    fn computes_bodies(&self) -> bool {
+        false
+    }
 }
 
 /// A model that is ready to run.

@@ -121,6 +121,10 @@ impl Backend for OrtBackend {
         }
     }
 
+    fn computes_bodies(&self) -> bool {
+        matches!(self.operators, OrtOperators::Functions)
+    }
+
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
         let session = guarded(self.name(), "load the model", || self.session(model, None))?;
         let caches = match self.operators {

@@ -32,6 +32,10 @@ impl Backend for TractBackend {
         names::TRACT
     }
 
+    fn computes_bodies(&self) -> bool {
+        true
+    }
+
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
         let missing = operators::without_body(model.model());
         if !missing.is_empty() {

@@ -422,7 +422,8 @@ fn run_backend(
     seed: u64,
 ) -> Result<BackendReport, VerifyError> {
     let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file));
-    let rounding = rounded.map(|to| truth.reference.rounding_to(to));
+    let exact = || backend.computes_bodies().then(|| truth.reference.with_exact_products());
+    let rounding = rounded.map(|to| truth.reference.rounding_to(to)).or_else(exact);
     let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };
     let activations = truth.reference.activations();
     let products = truth.reference.products();

@@ -221,6 +221,12 @@ impl Reference {
         Self { activations: to, ..self.clone() }
     }
 
+    /// The same reference for a runtime that rounds no factors of products.
+    #[must_use]
+    pub fn with_exact_products(&self) -> Self {
+        Self { products: AccuracyLevel::Activations, ..self.clone() }
+    }
+
     /// What [`Self::run_rounded`] rounds to.
     pub const fn activations(&self) -> FloatType {
         self.activations

@@ -121,8 +121,10 @@ fn the_accuracy_of_products_is_what_nodes_and_metadata_say() {
         let result = of_products(precision, unstated);
         assert!(result.passed() && result.audits[0].nodes.as_ref().unwrap().difference.is_none(), "{result:?}");
         assert_eq!(result.dtype, precision.as_str());
-        let products = (precision == Precision::Bf16Products).then_some(FloatType::Bf16);
-        assert!(result.backends.iter().all(|report| report.products == products), "{result:?}");
+        for report in &result.backends {
+            let may_round = precision == Precision::Bf16Products && report.backend == "ort";
+            assert_eq!(report.products, may_round.then_some(FloatType::Bf16), "{report:?}");
+        }
     }
     let gained = of_products(Precision::Bf16, |model| ours(model).for_each(|node| node.attribute.push(level())));
     let lost = of_products(Precision::Bf16Products, |model| {
