@@ -16,8 +16,11 @@ use moa_export::{
     reference::{Choices, Evaluation, Part, Reference, ReferenceError},
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::model::{Attention, ExpertLayout, KeyValueWeights, MoaLayer, Model, Router};
-use moa_schema::{AttentionMode, GateMode};
+use moa_graphs::{
+    Precision,
+    model::{Attention, ExpertLayout, KeyValueWeights, MoaLayer, Model, Router},
+};
+use moa_schema::{AttentionMode, FloatType, GateMode};
 
 /// Largest difference of a routing probability or gate from upstream's in f32.
 const LAYER_ROUTING_BOUND: f64 = 2e-6;
@@ -335,6 +338,27 @@ fn key_value_heads_add_up() {
     };
     let sum: Vec<f64> = output(Some(0)).iter().zip(output(Some(1))).map(|(a, b)| a + b).collect();
     assert_close("two heads", &output(None), &sum, 1e-14);
+}
+
+/// The weights are those of bf16; what they are multiplied with is rounded where a runtime's roundings are.
+#[test]
+fn products_are_rounded_where_roundings_are_asked_for() {
+    let model = grouped_layer(None);
+    let [bf16, products] =
+        [Precision::Bf16, Precision::Bf16Products].map(|precision| Reference::stored_as(&model, precision).unwrap());
+    let exact = |reference: &Reference| run(reference, Part::Model, &grouped_inputs());
+    let rounded = |reference: &Reference| reference.run_rounded(Part::Model, &grouped_inputs(), None).unwrap();
+    assert_eq!(exact(&products), exact(&bf16));
+    let [found, expected] = [&products, &bf16].map(rounded);
+    assert_eq!(found.routing, expected.routing);
+    assert_ne!(found.outputs, expected.outputs);
+    assert_eq!((products.activations(), products.products()), (FloatType::F32, Some(FloatType::Bf16)));
+    assert_eq!((products.with_exact_products().products(), bf16.products()), (None, None));
+    assert_eq!(rounded(&products.with_exact_products()), expected);
+    for activations in [FloatType::F16, FloatType::Bf16] {
+        let [products, bf16] = [&products, &bf16].map(|reference| reference.rounding_to(activations));
+        assert_eq!((products.products(), rounded(&products)), (None, rounded(&bf16)));
+    }
 }
 
 #[test]
