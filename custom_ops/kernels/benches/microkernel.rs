@@ -12,12 +12,12 @@ fn main() {
         println!("{rows:>6}  {stored:>6}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes);
     }
     println!(
-        "{:>20}  {:>8}  {:>8}  {:>8}  {:>8}  GFLOP/s",
-        "rows x inner x columns", "vectors", "best", "bf16", "gemm"
+        "{:>20}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  GFLOP/s",
+        "rows x inner x columns", "vectors", "best", "bf16", "rounded", "gemm"
     );
     for figure in SIZES.into_iter().filter_map(product) {
         let ([rows, inner, columns], [best, brain]) = (figure.sizes, figure.best);
         print!("{rows:>6} x {inner:>4} x {columns:>4}    {:>8.0}  {best:>8.0}  {brain:>8.0}", figure.packed);
-        println!("  {:>8.0}", figure.gemm);
+        println!("  {:>8.0}  {:>8.0}", figure.rounded, figure.gemm);
     }
 }

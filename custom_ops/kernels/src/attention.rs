@@ -272,7 +272,7 @@ impl Rows {
     /// Products of queries and keys.
     pub(crate) fn score(&self, with: &Attending<'_>, block: Range<usize>, keys: &Range<usize>, scores: &mut Scores) {
         Product {
-            left: Left { data: with.queries, starts: &self.starts[block], inner: with.head },
+            left: Left::new(with.queries, &self.starts[block], with.head),
             right: with.panels.key(self.pair, keys.start / PANEL),
             rows: &IN_ORDER,
             first_column: 0,
@@ -296,7 +296,7 @@ impl Rows {
     ) {
         let starts: [usize; ROWS] = std::array::from_fn(|row| row * KEYS_PER_TILE);
         Product {
-            left: Left { data: weights, starts: &starts[..block.len()], inner: keys.len() },
+            left: Left::new(weights, &starts[..block.len()], keys.len()),
             right: with.panels.value(self.pair, keys.start),
             rows: &self.places[block],
             first_column: 0,

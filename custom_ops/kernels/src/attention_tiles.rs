@@ -43,7 +43,7 @@ impl Rows {
         };
         let (count, head) = (std::mem::take(&mut self.count), with.head);
         let mut found = [Magnitudes::default(); ATTENDED_ROWS];
-        let left = Left { data: with.queries, starts: &self.starts[..count], inner: head };
+        let left = Left::new(with.queries, &self.starts[..count], head);
         unit.split_left(left, 0, head, None, &mut found);
         let suits: [bool; ATTENDED_ROWS] = std::array::from_fn(|row| found[row].suit(keys, head));
         let strip =

@@ -322,7 +322,7 @@ impl Decode<'_> {
         for block in blocks(places.len()) {
             let count = block.len();
             Product {
-                left: Left { data: key, starts: &starts[block.clone()], inner: head },
+                left: Left::new(key, &starts[block.clone()], head),
                 right: Right { data: queries, stride: LANES, panel_stride: 0 },
                 rows: &rows[block.clone()],
                 first_column: 0,
@@ -352,7 +352,7 @@ impl Decode<'_> {
             let starts: [usize; LANES] = std::array::from_fn(|slot| slot * KEYS + first);
             for block in blocks(top_k) {
                 Product {
-                    left: Left { data: by_slot.as_flattened(), starts: &starts[block.clone()], inner: run.len() },
+                    left: Left::new(by_slot.as_flattened(), &starts[block.clone()], run.len()),
                     right: Right { data: &value[run[0] * head..], stride: head, panel_stride: PANEL },
                     rows: &rows[block.clone()],
                     first_column: 0,

@@ -101,7 +101,8 @@ impl Prepared {
         let given = [(Weight::Input, inputs.input_weight), (Weight::Output, inputs.output_weight)];
         let isa = self.isa_of(FewestOnTiles::FEED_FORWARD, batch * tokens, [top_k, experts], given);
         let hidden_states = HiddenStates::new(isa, inputs.hidden_states, width, hidden_states);
-        let read = inputs.router_input.map(|values| HiddenStates::new(isa, values, read_width, router_input));
+        let read =
+            inputs.router_input.map(|values| HiddenStates::new(isa.keeping_rows(), values, read_width, router_input));
         let blocks = if attributes.gated { 2 } else { 1 };
         let weights = self.weights(
             weights,

@@ -206,7 +206,7 @@ impl Experts<'_> {
             None => return,
         }
         RowProduct {
-            left: Left { data: attended, starts: &starts[..count], inner: head },
+            left: Left::new(attended, &starts[..count], head),
             weights: self.inputs.output_weights,
             matrix: expert,
             block: 0,

@@ -13,25 +13,37 @@ const MANY: usize = 32;
 pub(crate) struct HiddenStates<'a> {
     data: &'a [f32],
     width: usize,
+    /// Even where there are `pairs`.
     stride: usize,
+    /// The rows rounded, half as far apart.
+    pairs: Option<&'a [f32]>,
 }
 
 impl<'a> HiddenStates<'a> {
-    /// The rows `[B * T, C]` where they stand, or as f32 in `memory`.
+    /// The rows `[B * T, C]` where they stand, or as f32 in `memory`; there rounded too where products ask for it.
     ///
     /// Rows of many tokens that would meet in one set of a cache are copied apart: a block of them then stays in the
     /// nearest cache while panels pass. Tiles read parts of rows that were split before, one after the other.
     pub(crate) fn new<T: Scalar>(isa: Isa, values: &'a [T], width: usize, memory: &'a mut Buffer) -> Self {
         let tokens = values.len().checked_div(width).unwrap_or(0);
-        if !meet(width) || tokens < MANY || isa.has_tiles() {
-            return Self { data: memory.widened(values), width, stride: width };
+        let apart = meet(width) && tokens >= MANY && !isa.has_tiles();
+        let stride = if apart { row_stride(width) } else { width };
+        let direct = T::direct(values).filter(|_| !apart);
+        let copied = if direct.is_none() { tokens * stride } else { 0 };
+        let rounds = isa.rounds() && stride.is_multiple_of(2);
+        let (copy, pairs) = memory.take(copied + if rounds { tokens * stride / 2 } else { 0 }).split_at_mut(copied);
+        if direct.is_none() {
+            for (row, values) in copy.chunks_exact_mut(stride).zip(values.chunks_exact(width)) {
+                T::widen(values, &mut row[..width]);
+            }
         }
-        let stride = row_stride(width);
-        let data = memory.take(tokens * stride);
-        for (row, values) in data.chunks_exact_mut(stride).zip(values.chunks_exact(width)) {
-            T::widen(values, &mut row[..width]);
+        let data = direct.unwrap_or(copy);
+        if rounds {
+            for (pairs, row) in pairs.chunks_exact_mut(stride / 2).zip(data.chunks_exact(stride)) {
+                isa.round_to_pairs(&row[..width], &mut pairs[..width.div_ceil(2)]);
+            }
         }
-        Self { data, width, stride }
+        Self { data, width, stride, pairs: rounds.then_some(pairs) }
     }
 
     /// Number of rows.
@@ -59,7 +71,7 @@ impl<'a> HiddenStates<'a> {
     where
         'a: 'b,
     {
-        Left { data: self.data, starts, inner: self.width }
+        Left { pairs: self.pairs, ..Left::new(self.data, starts, self.width) }
     }
 }
 

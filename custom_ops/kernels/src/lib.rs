@@ -34,6 +34,8 @@
 //!
 //! * an element of a product is one chain of fused multiply-adds by rising inner index, from 0, whatever the block that
 //!   it is computed in; so a token takes the same experts alone and in every batch;
+//! * of rows that are rounded to bf16 it is such a chain of pairs of inner steps, see `simd::pairs`; the sizes of a call
+//!   decide whether they are;
 //! * on AMX tiles it is a chain of sums of 32 products of parts (`simd::tiles` has the order and the error). Which
 //!   products go there follows from their sizes, and inside one from the values of the row and of the weights; routers
 //!   never do;
@@ -56,8 +58,12 @@
 //! goes to them. int8 is multiplied as the f32 of its value, and the sum of a column once with its scale, before the
 //! gate: scales that are powers of 2 give the bits of the weights as f32. Activations are f32 or f16 ([`Scalar`]): f16
 //! is widened on entry and rounded once on exit, and new keys and values are rounded before they are attended to, as a
-//! later step finds them in the cache. Activations are never rounded to bf16: tiles multiply all three bf16 parts of an
-//! f32, of which a bf16 weight has one.
+//! later step finds them in the cache. Activations are rounded to bf16 where a caller allows it alone
+//! ([`Prepared::with_accuracy`]): tiles multiply all three bf16 parts of an f32, of which a bf16 weight has one.
+//!
+//! Where it is allowed, weights are bf16 or packed as such, experts have four rows or more on average and the processor
+//! multiplies pairs of bf16 in the time of an f32, rows are rounded before products with weights, but for the router's,
+//! and two inner steps are added at a time: the later one first. Attention itself stays f32.
 //!
 //! # Padding
 //!

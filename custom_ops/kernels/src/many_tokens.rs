@@ -223,7 +223,7 @@ impl ManyTokens<'_> {
         }
         let rows = tokens.map(|token| token.saturating_sub(first));
         RowProduct {
-            left: Left { data: attended, starts: &starts[..count], inner: kv_heads * head },
+            left: Left::new(attended, &starts[..count], kv_heads * head),
             weights: output_weights,
             matrix: expert,
             block: 0,

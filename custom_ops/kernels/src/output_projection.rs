@@ -196,7 +196,7 @@ impl Stage for OutputProjection<'_> {
                     factors[place] = routing.topk_weights[pair];
                 }
                 RowProduct {
-                    left: Left { data: self.inputs.expert_rows, starts: &starts[..count], inner },
+                    left: Left::new(self.inputs.expert_rows, &starts[..count], inner),
                     weights,
                     matrix: expert,
                     block: 0,

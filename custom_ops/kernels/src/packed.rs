@@ -10,7 +10,7 @@ use crate::geometry::Geometry;
 use crate::grid::{Claims, Grid, Layout, cut};
 use crate::pool::{self, Sequential, Stage, ThreadPool};
 use crate::simd::magnitudes::Magnitudes;
-use crate::simd::{Element, Nibbles, PANEL};
+use crate::simd::{Element, Nibbles, PANEL, Packable};
 use crate::weight_data::WeightData;
 
 /// Elements that one task packs at least.
@@ -197,7 +197,7 @@ impl Packed {
 
 impl Geometry {
     /// Packs weights whose length fits, and is not 0.
-    fn fill<W: Element>(
+    fn fill<W: Packable>(
         self,
         panels: &mut Buffer<W>,
         source: W::Source<'_>,
@@ -211,7 +211,7 @@ impl Geometry {
     }
 
     /// Whether `panels` holds `source`.
-    fn holds<W: Element>(self, panels: &[W], source: W::Source<'_>) -> bool {
+    fn holds<W: Packable>(self, panels: &[W], source: W::Source<'_>) -> bool {
         panels.chunks(self.panel_len::<W>()).enumerate().all(|(panel, elements)| {
             let mut groups = elements.chunks(W::ROWS * PANEL).enumerate();
             groups.all(|(group, elements)| W::holds(elements, source, &self.place(panel, group * W::STEPS, W::STEPS)))
@@ -234,13 +234,13 @@ impl PackScratch {
 }
 
 /// The stage that fills panels, one row of the grid each.
-struct Pack<'a, 's, W: Element> {
+struct Pack<'a, 's, W: Packable> {
     geometry: Geometry,
     source: W::Source<'s>,
     grid: Grid<'a, W>,
 }
 
-impl<W: Element> Stage for Pack<'_, '_, W> {
+impl<W: Packable> Stage for Pack<'_, '_, W> {
     fn tasks(&self) -> usize {
         self.grid.len()
     }

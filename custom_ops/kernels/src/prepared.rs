@@ -3,12 +3,14 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use moa_schema::AccuracyLevel;
+
 use crate::check;
 use crate::geometry::Geometry;
 use crate::kernel_scratch::Scratch;
 use crate::narrowed::{Narrowed, needs_four_bytes};
 use crate::packed::{PackScratch, Packed, Panels};
-use crate::simd::{Instructions, Isa, tiles, widened};
+use crate::simd::{Instructions, Isa, pairs, tiles, widened};
 use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool};
 
@@ -44,6 +46,9 @@ impl FewestOnTiles {
     pub(crate) const ATTENTION: Self = Self { some: 192, all: 96 };
     pub(crate) const FEED_FORWARD: Self = Self { some: 192, all: 0 };
 }
+
+/// Fewest rows of an expert, on average, that are rounded where a node allows it: fewer wait for weights.
+const FEWEST_ROUNDED: usize = 4;
 
 /// Most scratch memories that are kept for later calls.
 const KEPT: usize = 8;
@@ -141,6 +146,21 @@ impl Prepared {
         Self { scratch, ..self }
     }
 
+    /// The same for a node that may round rows: those of many tokens are, where the processor multiplies bf16 faster and
+    /// the values of weights are bf16.
+    #[must_use]
+    pub fn with_accuracy(self, level: AccuracyLevel) -> Self {
+        match level {
+            AccuracyLevel::Activations => self,
+            AccuracyLevel::Bf16 => Self { isa: self.isa.rounding(), ..self },
+        }
+    }
+
+    /// Whether rows of many tokens are rounded before they are multiplied with weights of bf16.
+    pub fn rounds_rows(&self) -> bool {
+        self.isa.rounds()
+    }
+
     /// Packs a weight `[matrices, inner, blocks * columns]` that never changes; equal weights of other nodes and
     /// sessions that are still in use are shared.
     ///
@@ -177,8 +197,8 @@ impl Prepared {
         Ok(())
     }
 
-    /// The instructions for `tokens` tokens, each of which takes `top_k` of `experts` experts with these weights; what
-    /// a weight is stored in, and whether it is packed already, makes no difference.
+    /// The instructions for `tokens` tokens, each of which takes `top_k` of `experts` experts with these weights. Where
+    /// no rows are rounded, what a weight is stored in, and whether it is packed already, makes no difference.
     pub(crate) fn isa_of(
         &self,
         fewest: FewestOnTiles,
@@ -191,7 +211,13 @@ impl Prepared {
             None => needs_four_bytes(data),
         };
         let few = self.isa.has_tiles() && tokens < if top_k < experts { fewest.some } else { fewest.all };
-        if few && given.into_iter().any(is_wide) { self.isa.without_tiles() } else { self.isa }
+        let isa = if few && given.into_iter().any(is_wide) { self.isa.without_tiles() } else { self.isa };
+        let is_pair = |(weight, data)| match &self.weights[weight as usize] {
+            Some(packed) => matches!(packed.panels(), Panels::Bf16(_)),
+            None => matches!(data, WeightData::Bf16(_)),
+        };
+        let few = tokens.saturating_mul(top_k) < FEWEST_ROUNDED.saturating_mul(experts);
+        if few || !given.into_iter().any(is_pair) { isa.keeping_rows() } else { isa }
     }
 
     /// Bytes of the packed weights; those shared with others count too.
@@ -200,12 +226,15 @@ impl Prepared {
     }
 
     /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles, or many rows
-    /// by weights that are packed in int4 or, where AVX2 is all there is, in f16.
+    /// by weights that are packed in int4 or, where AVX2 is all there is, in f16; or has rounded rows.
     pub fn thread_bytes(&self) -> usize {
         let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
         let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
-        tiles + if widens { widened::THREAD_BYTES } else { 0 }
+        let longest = |packed: &Arc<Packed>| pairs::thread_bytes(packed.geometry().inner);
+        let pairs = self.weights.iter().flatten().filter(|packed| matches!(packed.panels(), Panels::Bf16(_)));
+        let rounded = if self.isa.rounds() { pairs.map(longest).max().unwrap_or(0) } else { 0 };
+        tiles + rounded + if widens { widened::THREAD_BYTES } else { 0 }
     }
 
     /// Bytes of scratch memory that is kept for later calls, those of nodes that share it included.

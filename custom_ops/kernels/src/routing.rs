@@ -163,7 +163,7 @@ impl<'a> Router<'a> {
             next: None,
             epoch: None,
         }
-        .compute(self.isa.without_tiles(), &mut Tile::dense(logits, experts));
+        .compute(self.isa.without_tiles().keeping_rows(), &mut Tile::dense(logits, experts));
     }
 
     /// The experts `[k]` of a token, once all tasks have ended; `None` before, and where the token is not routed.

@@ -8,7 +8,9 @@ use crate::packed::{Packed, Panels};
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
 use crate::simd::widened::{self, with_widened};
-use crate::simd::{Ahead, Element, Epoch, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, panels_at_once};
+use crate::simd::{
+    Ahead, Element, Epoch, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, pairs, panels_at_once,
+};
 
 /// Most rows that one call multiplies.
 pub(crate) const TILE_ROWS: usize = 128;
@@ -145,6 +147,9 @@ impl RowProduct<'_> {
     pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
         match self.weights.panels() {
             Panels::F32(panels) => self.compute_with(panels, isa, out),
+            Panels::Bf16(panels) if isa.rounds() => pairs::with_pairs(isa, self.left, self.epoch, |left| {
+                self.compute_on_vectors(left, |column| self.right(panels, column).pairs(), isa, out);
+            }),
             Panels::Bf16(panels) => self.compute_with(panels, isa, out),
             Panels::F16(panels) => self.compute_with(panels, isa, out),
             Panels::I8(panels) => self.compute_with(panels, isa, out),
@@ -159,7 +164,19 @@ impl RowProduct<'_> {
         {
             return self.compute_on_tiles(unit, panels, isa, out);
         }
-        let (panel_len, widens) = (self.weights.geometry().panel_len::<W>(), widens_once::<W>(isa, count, inner));
+        self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out);
+    }
+
+    /// The rows `left` times the panels that `right` gives from a column on.
+    fn compute_on_vectors<'w, W: Element>(
+        &self,
+        left: Left<'_>,
+        right: impl Fn(usize) -> Right<'w, W>,
+        isa: Isa,
+        out: &mut Tile<'_, f32>,
+    ) {
+        let (count, inner) = (left.starts.len(), left.inner);
+        let (panel_len, widens) = (W::rows(inner) * PANEL, widens_once::<W>(isa, count, inner));
         let panel_bytes = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
         let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
         let together = match count {
@@ -168,7 +185,7 @@ impl RowProduct<'_> {
         };
         let (far, total) = (are_far(self.weights), count.div_ceil(ROWS));
         for column in (0..self.columns).step_by(together) {
-            let right = self.right(panels, column);
+            let right = right(column);
             let columns = column..self.columns.min(column + together);
             let met = columns.len().div_ceil(PANEL);
             // Beside each panel that is multiplied its share of a panel is fetched.
@@ -181,7 +198,7 @@ impl RowProduct<'_> {
             let fetches = isa.has_wide_vectors() || far;
             if widens {
                 with_widened(isa, right, inner, met, |right| {
-                    self.compute_blocks(right, columns, |index| fetches.then(|| share(index, total)), isa, out);
+                    self.compute_blocks((left, right), columns, |index| fetches.then(|| share(index, total)), isa, out);
                 });
                 continue;
             }
@@ -191,22 +208,22 @@ impl RowProduct<'_> {
                 None => first_ahead(isa, right, rows, (panel_len, far), met),
                 Some(index) => fetches.then(|| share(index, total - cold)),
             };
-            self.compute_blocks(right, columns, ahead, isa, out);
+            self.compute_blocks((left, right), columns, ahead, isa, out);
         }
     }
 
     /// Every block of rows times the columns `columns`; block `index` fetches `ahead(index)`.
     fn compute_blocks<W: Element>(
         &self,
-        right: Right<'_, W>,
+        (left, right): (Left<'_>, Right<'_, W>),
         columns: Range<usize>,
         ahead: impl Fn(usize) -> Option<Ahead>,
         isa: Isa,
         out: &mut Tile<'_, f32>,
     ) {
-        for (index, block) in blocks(self.left.starts.len()).enumerate() {
+        for (index, block) in blocks(left.starts.len()).enumerate() {
             Product {
-                left: Left { starts: &self.left.starts[block.clone()], ..self.left },
+                left: Left { starts: &left.starts[block.clone()], ..left },
                 right,
                 rows: &self.rows[block.clone()],
                 first_column: columns.start,
@@ -392,7 +409,7 @@ mod tests {
             let compute = |isa: Isa, rows: usize, [first_column, columns]: [usize; 2]| {
                 let mut out = vec![0.0; rows * columns];
                 RowProduct {
-                    left: Left { data: &row, starts: &[0, inner][..rows], inner },
+                    left: Left::new(&row, &[0, inner][..rows], inner),
                     weights: &packed,
                     matrix: 0,
                     block: 0,
@@ -431,7 +448,7 @@ mod tests {
             let compute = |isa: Isa, data: WeightData<'_>, count: usize| {
                 let mut out = vec![1.0; count * (columns - 32)];
                 RowProduct {
-                    left: Left { data: &left, starts: &starts[..count], inner },
+                    left: Left::new(&left, &starts[..count], inner),
                     weights: &Packed::new(Geometry { matrices: 1, blocks: 1, inner, columns }, data).unwrap(),
                     matrix: 0,
                     block: 0,

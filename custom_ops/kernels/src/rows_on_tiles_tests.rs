@@ -104,7 +104,7 @@ impl Case {
         let places: Vec<usize> = (0..rows.len()).collect();
         let mut out = vec![1.0; rows.len() * self.columns];
         RowProduct {
-            left: Left { data: &self.left, starts: &starts, inner: self.inner },
+            left: Left::new(&self.left, &starts, self.inner),
             weights: &Packed::new(self.geometry(), right).unwrap(),
             matrix: 0,
             block: 0,

@@ -155,7 +155,8 @@ impl Prepared {
             let BorderScratch { hidden_states, router_input, .. } = &mut scratch.border;
             let (mut hidden, mut read) = (std::mem::take(hidden_states), std::mem::take(router_input));
             let hidden_states = HiddenStates::new(isa, inputs.hidden_states, dims.width, &mut hidden);
-            let own = inputs.router_input.map(|values| HiddenStates::new(isa, values, read_width, &mut read));
+            let own =
+                inputs.router_input.map(|values| HiddenStates::new(isa.keeping_rows(), values, read_width, &mut read));
             let read_states = own.unwrap_or(hidden_states);
             let pool = &Counted::new(pool, &self.threads);
             let call = Call { dims, attributes, inputs, hidden_states, read: read_states, rotary, pool, isa };

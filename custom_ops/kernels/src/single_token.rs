@@ -202,7 +202,7 @@ impl SingleToken<'_> {
         let slots = out.first_row()..out.first_row() + out.rows();
         for (row, slot) in slots.enumerate() {
             RowProduct {
-                left: Left { data: attended, starts: &[(slot - first) * head], inner: head },
+                left: Left::new(attended, &[(slot - first) * head], head),
                 weights: self.inputs.output_weights,
                 matrix: experts[slot] as usize,
                 block: 0,

@@ -135,7 +135,7 @@ fn block_seconds(isa: Isa, threads: usize, inner: usize, end: End) -> f64 {
         move || {
             for _ in 0..TIMES {
                 Product {
-                    left: Left { data: left.filled(), starts: &starts, inner },
+                    left: Left::new(left.filled(), &starts, inner),
                     right: Right { data: right.filled(), stride: PANEL, panel_stride: inner * PANEL },
                     rows: &rows,
                     first_column: 0,

@@ -150,7 +150,7 @@ unsafe fn multiply_add<W: Element, const M: usize, const V: usize>(
         for (sums, left) in sums.iter_mut().zip(left) {
             let value = _mm512_set1_ps(*left.add(inner));
             for (sum, lanes) in sums.iter_mut().zip(panel) {
-                *sum = _mm512_fmadd_ps(value, lanes, *sum);
+                *sum = W::multiply_add16(value, lanes, *sum);
             }
         }
     }
@@ -277,13 +277,16 @@ unsafe fn wide_sums<W: Element, const M: usize, const V: usize>(
             for (vector, offset) in offsets.into_iter().enumerate() {
                 let lanes = W::load16(right.add(offset), step);
                 for (sums, value) in sums.iter_mut().zip(values) {
-                    sums[vector] = _mm512_fmadd_ps(value, lanes, sums[vector]);
+                    sums[vector] = W::multiply_add16(value, lanes, sums[vector]);
                 }
             }
         }
         right = right.wrapping_add(W::passed(step, raw.stride));
     };
-    in_pairs(raw.inner, &mut one);
+    match W::IS_PAIR {
+        true => (0..raw.inner).for_each(|inner| one(inner, 0)),
+        false => in_pairs(raw.inner, &mut one),
+    }
 }
 
 /// [`wide_sums`] of one row and [`streams`] panels, which are fetched a page ahead.
@@ -305,7 +308,7 @@ unsafe fn few_streams<W: Element, const V: usize>(sums: &mut [__m512; V], raw: &
                 if place.is_multiple_of(LINE) && step.is_multiple_of(W::STEPS) {
                     _mm_prefetch::<_MM_HINT_T0>(lanes.wrapping_byte_add(PAGE).cast());
                 }
-                *sum = _mm512_fmadd_ps(value, W::load16(lanes, step), *sum);
+                *sum = W::multiply_add16(value, W::load16(lanes, step), *sum);
             }
         }
         right = right.wrapping_add(W::passed(step, raw.stride));
@@ -371,7 +374,7 @@ unsafe fn row_sums<W: Element, const M: usize, const V: usize>(
                 for (sums, left) in sums.iter_mut().zip(left) {
                     let value = _mm512_set1_ps(*left.add(first + step));
                     for (sum, lanes) in sums.iter_mut().zip(lanes) {
-                        *sum = _mm512_fmadd_ps(value, lanes, *sum);
+                        *sum = W::multiply_add16(value, lanes, *sum);
                     }
                 }
             }
@@ -384,7 +387,7 @@ unsafe fn row_sums<W: Element, const M: usize, const V: usize>(
             for (vector, offset) in offsets.into_iter().enumerate() {
                 let lanes = W::load16(right.add(offset), inner);
                 for (sums, left) in sums.iter_mut().zip(left) {
-                    sums[vector] = _mm512_fmadd_ps(_mm512_set1_ps(*left.add(inner)), lanes, sums[vector]);
+                    sums[vector] = W::multiply_add16(_mm512_set1_ps(*left.add(inner)), lanes, sums[vector]);
                 }
             }
         }

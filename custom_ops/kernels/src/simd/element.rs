@@ -9,7 +9,7 @@ use std::arch::x86_64::{
     __m256, __m256i, __m512, __m512i, _mm_loadl_epi64, _mm_loadu_si128, _mm256_and_si256, _mm256_castps_si256,
     _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_si256,
     _mm256_set1_epi32, _mm256_slli_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_loadu_si512, _mm512_set1_epi32,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_set1_epi32,
     _mm512_slli_epi32,
 };
 
@@ -21,33 +21,11 @@ use half::{bf16, f16};
 /// The bits of an f32 that are a bf16.
 pub(super) const UPPER: i32 = 0xffff_0000_u32.cast_signed();
 
-/// Where some rows of a panel stand in row-major matrices.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    /// The first value.
-    pub(crate) first: usize,
-    /// The first scale, where blocks of rows have scales.
-    pub(crate) scale: usize,
-    /// Values from one row to the next, and scales too.
-    pub(crate) stride: usize,
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
-}
-
-impl Place {
-    fn row<'a, T>(&self, source: &'a [T], row: usize) -> &'a [T] {
-        &source[self.first + row * self.stride..][..self.columns]
-    }
-}
-
 /// An element of packed weights: one or more inner steps of one column, or a part of these.
 ///
 /// A panel is groups of [`Element::ROWS`] rows of [`PANEL`](super::PANEL) elements. Where there is more than one row in
 /// a group, they follow each other without a gap.
 pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'static {
-    /// Weights as they are stored.
-    type Source<'a>: Copy + Send + Sync;
-
     /// Inner steps of a group.
     const STEPS: usize;
 
@@ -60,12 +38,8 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
     /// bf16 parts that add up to any value.
     const PARTS: usize;
 
-    /// Sets the first elements of each row of a group to the columns at `place`, whose rows are [`Element::STEPS`], or
-    /// fewer at the end.
-    fn pack(source: Self::Source<'_>, place: &Place, out: &mut [Self]);
-
-    /// Whether a group holds what is at `place`, bit by bit.
-    fn holds(group: &[Self], source: Self::Source<'_>, place: &Place) -> bool;
+    /// Whether rows are multiplied with such elements by AVX512_BF16 alone, and else in plain arithmetic.
+    const IS_PAIR: bool = false;
 
     /// Inner step `step` of one column.
     ///
@@ -73,6 +47,11 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
     ///
     /// The elements of the column must be readable in every row of the group, the first of which is at `from`.
     unsafe fn load(from: *const Self, step: usize) -> f32;
+
+    /// `sum`, and the product of a value of the left factor with what [`Element::load`] gives.
+    fn multiply_add(value: f32, lane: f32, sum: f32) -> f32 {
+        if cfg!(target_arch = "aarch64") { value.mul_add(lane, sum) } else { value * lane + sum }
+    }
 
     /// The values where they are f32.
     fn direct(values: &[Self]) -> Option<&[f32]>;
@@ -113,6 +92,18 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
     unsafe fn load16(from: *const Self, step: usize) -> __m512 {
         // SAFETY: by the caller's promise.
         unsafe { Self::next16(&mut Self::row16(from, step)) }
+    }
+
+    /// `sum`, and the products of `value`, a value of the left factor in every lane, with a step of 16 columns.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have AVX-512 F, and AVX512_BF16 where [`Element::IS_PAIR`].
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn multiply_add16(value: __m512, lanes: __m512, sum: __m512) -> __m512 {
+        _mm512_fmadd_ps(value, lanes, sum)
     }
 
     /// 8 columns in registers, from inner step `step` on as far as the same elements hold them.
@@ -167,29 +158,8 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
     }
 }
 
-/// [`Element::pack`] and [`Element::holds`] where an element is a weight.
-macro_rules! weight_alone {
-    () => {
-        type Source<'a> = &'a [Self];
-
-        const STEPS: usize = 1;
-
-        fn pack(source: &[Self], place: &Place, out: &mut [Self]) {
-            out[..place.columns].copy_from_slice(place.row(source, 0));
-        }
-
-        fn holds(group: &[Self], source: &[Self], place: &Place) -> bool {
-            group.iter().zip(place.row(source, 0)).all(|(a, b)| a.to_bits() == b.to_bits())
-        }
-
-        fn pairs(_: &[Self]) -> Option<&[bf16]> {
-            None
-        }
-    };
-}
-
 impl Element for f32 {
-    weight_alone!();
+    const STEPS: usize = 1;
 
     const PARTS: usize = 3;
 
@@ -200,6 +170,10 @@ impl Element for f32 {
 
     fn direct(values: &[Self]) -> Option<&[f32]> {
         Some(values)
+    }
+
+    fn pairs(_: &[Self]) -> Option<&[bf16]> {
+        None
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -236,26 +210,9 @@ impl Element for f32 {
 /// Two inner steps of a column side by side: an instruction widens either of them for a whole vector, and AMX tiles
 /// take them as they stand.
 impl Element for [bf16; 2] {
-    type Source<'a> = &'a [bf16];
-
     const STEPS: usize = 2;
 
     const PARTS: usize = 1;
-
-    fn pack(source: &[bf16], place: &Place, out: &mut [Self]) {
-        let pairs = out.iter_mut().zip(place.row(source, 0));
-        match place.rows {
-            1 => pairs.for_each(|(out, even)| *out = [*even, bf16::ZERO]),
-            _ => pairs.zip(place.row(source, 1)).for_each(|((out, even), odd)| *out = [*even, *odd]),
-        }
-    }
-
-    fn holds(group: &[Self], source: &[bf16], place: &Place) -> bool {
-        (0..place.rows).all(|step| {
-            let mut pairs = group.iter().zip(place.row(source, step));
-            pairs.all(|(element, value)| element[step].to_bits() == value.to_bits())
-        })
-    }
 
     unsafe fn load(from: *const Self, step: usize) -> f32 {
         // SAFETY: by the caller's promise.
@@ -310,7 +267,7 @@ impl Element for [bf16; 2] {
 }
 
 impl Element for f16 {
-    weight_alone!();
+    const STEPS: usize = 1;
 
     const PARTS: usize = 2;
 
@@ -320,6 +277,10 @@ impl Element for f16 {
     }
 
     fn direct(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
+    fn pairs(_: &[Self]) -> Option<&[bf16]> {
         None
     }
 
@@ -356,19 +317,9 @@ impl Element for f16 {
 
 /// int8, which the scales of their columns make weights of once they are multiplied and summed.
 impl Element for i8 {
-    type Source<'a> = &'a [Self];
-
     const STEPS: usize = 1;
 
     const PARTS: usize = 1;
-
-    fn pack(source: &[Self], place: &Place, out: &mut [Self]) {
-        out[..place.columns].copy_from_slice(place.row(source, 0));
-    }
-
-    fn holds(group: &[Self], source: &[Self], place: &Place) -> bool {
-        group.starts_with(place.row(source, 0))
-    }
 
     unsafe fn load(from: *const Self, _: usize) -> f32 {
         // SAFETY: by the caller's promise.

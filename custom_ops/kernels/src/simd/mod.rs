@@ -9,6 +9,8 @@
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
 //! `past_caches` is that to copies that the caches do not keep.
 //!
+//! `pairs` is the door to rows that are rounded to bf16; `packable` makes elements of weights.
+//!
 //! `widened` is the door to panels that are widened for many blocks of rows.
 //!
 //! `tiles` is the door to products of many rows on AMX tiles, `strip_softmax` that to attention on them; `amx` asks for
@@ -56,6 +58,9 @@ pub(crate) mod magnitudes;
 #[allow(unsafe_code)]
 mod nibbles;
 mod one_token;
+mod packable;
+#[allow(unsafe_code)]
+pub(crate) mod pairs;
 #[allow(unsafe_code)]
 mod past_caches;
 #[allow(unsafe_code)]
@@ -68,12 +73,13 @@ pub(crate) mod tiles;
 #[allow(unsafe_code)]
 pub(crate) mod widened;
 
-pub(crate) use element::{Element, Place};
+pub(crate) use element::Element;
 pub(crate) use few_keys::FewKeys;
 pub(crate) use few_slots::FewSlots;
 pub(crate) use known_rows::Epoch;
 pub(crate) use nibbles::Nibbles;
 pub(crate) use one_token::OneToken;
+pub(crate) use packable::{Packable, Place};
 pub(crate) use past_caches::copy_past_caches;
 pub(crate) use product::{Ahead, Left, Memory, Product, Right, Write, panels_at_once};
 
@@ -111,9 +117,18 @@ pub enum Instructions {
     Amx,
 }
 
+/// What happens to rows before they are multiplied with weights of bf16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    /// Nothing.
+    Kept,
+    /// They are rounded to bf16, and multiplied by AVX512_BF16.
+    Rounded,
+}
+
 /// A level of instructions that this processor has, and how it uses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Isa(Instructions, Habits);
+pub(crate) struct Isa(Instructions, Habits, Rows);
 
 impl Isa {
     /// The widest level that the processor has, at most `limit`.
@@ -125,17 +140,17 @@ impl Isa {
             let avx2 = is_x86_feature_detected!("avx2") && fused;
             let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
             if avx512 && limit >= Instructions::Amx && amx::available() {
-                return Self(Instructions::Amx, habits);
+                return Self(Instructions::Amx, habits, Rows::Kept);
             }
             if avx512 && limit >= Instructions::Avx512 {
-                return Self(Instructions::Avx512, habits);
+                return Self(Instructions::Avx512, habits, Rows::Kept);
             }
             if avx2 && limit >= Instructions::Avx2 {
-                return Self(Instructions::Avx2, habits);
+                return Self(Instructions::Avx2, habits, Rows::Kept);
             }
         }
         let _ = limit;
-        Self(Instructions::Portable, habits)
+        Self(Instructions::Portable, habits, Rows::Kept)
     }
 
     /// Whether a single row takes far weights in one stream.
@@ -160,7 +175,26 @@ impl Isa {
 
     /// The same without tiles.
     pub(crate) fn without_tiles(self) -> Self {
-        Self(self.0.min(Instructions::Avx512), self.1)
+        Self(self.0.min(Instructions::Avx512), self.1, self.2)
+    }
+
+    /// The same, by which rows are rounded where that makes products faster: on AMX tiles they are faster as they are.
+    pub(crate) fn rounding(self) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 == Instructions::Avx512 && self.1.doubles_pairs && is_x86_feature_detected!("avx512bf16") {
+            return Self(self.0, self.1, Rows::Rounded);
+        }
+        self
+    }
+
+    /// The same, by which no row is rounded.
+    pub(crate) fn keeping_rows(self) -> Self {
+        Self(self.0, self.1, Rows::Kept)
+    }
+
+    /// Whether rows that are multiplied with weights of bf16 are rounded.
+    pub(crate) fn rounds(self) -> bool {
+        self.2 == Rows::Rounded
     }
 
     /// Whether products of many rows go to tiles.
@@ -175,7 +209,7 @@ pub(crate) fn every_isa() -> Vec<Isa> {
     let levels =
         [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx].map(Isa::at_most);
     let ways = [Streams::Several, Streams::One];
-    let way = |level: &Isa, streams| Isa(level.0, Habits { streams, ..level.1 });
+    let way = |level: &Isa, streams| Isa(level.0, Habits { streams, ..level.1 }, level.2);
     let mut all: Vec<Isa> = levels.iter().flat_map(|level| ways.map(|streams| way(level, streams))).collect();
     all.retain(|isa| isa.0 >= Instructions::Avx512 || isa.1.streams == Streams::Several);
     all.dedup();

@@ -18,7 +18,7 @@ use half::bf16;
 use moa_schema::BLOCK;
 
 use super::element::UPPER;
-use super::{Element, PANEL, Place};
+use super::{Element, PANEL, Packable, Place};
 use crate::weight_data::Int4;
 
 /// Bits of an integer.
@@ -55,16 +55,8 @@ const fn scale_shift(step: usize) -> i32 {
     if (step / BLOCK).is_multiple_of(2) { 16 } else { 0 }
 }
 
-impl Element for Nibbles {
+impl Packable for Nibbles {
     type Source<'a> = Int4<'a>;
-
-    const STEPS: usize = 2 * BLOCK;
-
-    const ROWS: usize = 1 + Self::STEPS / Self::EACH;
-
-    const EACH: usize = 8;
-
-    const PARTS: usize = 2;
 
     fn pack(Int4 { values, scales }: Int4<'_>, place: &Place, out: &mut [Self]) {
         out.fill(Self::default());
@@ -85,6 +77,16 @@ impl Element for Nibbles {
         Self::pack(source, place, &mut packed);
         group == packed
     }
+}
+
+impl Element for Nibbles {
+    const STEPS: usize = 2 * BLOCK;
+
+    const ROWS: usize = 1 + Self::STEPS / Self::EACH;
+
+    const EACH: usize = 8;
+
+    const PARTS: usize = 2;
 
     unsafe fn load(from: *const Self, step: usize) -> f32 {
         // SAFETY: by the caller's promise.

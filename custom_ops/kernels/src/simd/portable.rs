@@ -31,7 +31,7 @@ pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
                     let value = *raw.left[row].add(inner);
                     let lanes: [f32; LANES] = std::array::from_fn(|lane| W::load(right.add(lane), inner));
                     for (sum, lane) in sums.iter_mut().zip(lanes) {
-                        *sum = multiply_add(value, lane, *sum);
+                        *sum = W::multiply_add(value, lane, *sum);
                     }
                     right = right.wrapping_add(W::passed(inner, raw.stride));
                 }

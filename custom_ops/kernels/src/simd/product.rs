@@ -16,6 +16,15 @@ pub(crate) struct Left<'a> {
     pub(crate) starts: &'a [usize],
     /// Elements of a row: the inner dimension.
     pub(crate) inner: usize,
+    /// The rows as [`Pair`](super::pairs::Pair)s, each from half of its start on, where somebody has rounded them.
+    pub(crate) pairs: Option<&'a [f32]>,
+}
+
+impl<'a> Left<'a> {
+    /// Rows that nobody has rounded.
+    pub(crate) fn new(data: &'a [f32], starts: &'a [usize], inner: usize) -> Self {
+        Self { data, starts, inner, pairs: None }
+    }
 }
 
 impl Left<'_> {
@@ -300,6 +309,7 @@ pub(super) const fn streams<W: Element>() -> usize {
 #[cfg(target_arch = "x86_64")]
 fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
+        _ if W::IS_PAIR && !isa.rounds() => portable::block,
         Instructions::Portable => portable::block,
         Instructions::Avx2 => avx2::kernel(rows, vectors),
         Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),

@@ -57,7 +57,7 @@ fn block(isa: Isa, count: usize, inner: usize, columns: usize) {
         let start = ramp(count * width, 3);
         let mut out = start.clone();
         Product {
-            left: Left { data: &left, starts: &starts, inner },
+            left: Left::new(&left, &starts, inner),
             right: Right { data: &right, stride: PANEL, panel_stride: inner * PANEL },
             rows: &rows,
             first_column: 2,
@@ -93,7 +93,7 @@ fn blocks_do_not_change_a_bit() {
         let compute = |count: usize, columns: usize, first: usize| {
             let mut out = vec![0.0; count * columns];
             Product {
-                left: Left { data: &left, starts: &starts[first..first + count], inner },
+                left: Left::new(&left, &starts[first..first + count], inner),
                 right: Right { data: &right, stride: PANEL, panel_stride: inner * PANEL },
                 rows: &rows,
                 first_column: 0,
@@ -177,7 +177,7 @@ fn bits<W: Element>(
     let (rows, factors): (Vec<_>, Vec<_>) = (0..count).map(|row| (row, row as f32 - 1.5)).unzip();
     let mut out = vec![0.5; count * columns];
     Product {
-        left: Left { data: left, starts: &starts, inner },
+        left: Left::new(left, &starts, inner),
         right,
         rows: &rows,
         first_column: 0,
@@ -212,7 +212,7 @@ fn shares_of_memory_are_all_of_it() {
 fn a_short_panel_is_refused() {
     let (left, right, mut out) = ([0.0; 4], [0.0; 3 * PANEL], [0.0; PANEL]);
     Product {
-        left: Left { data: &left, starts: &[0], inner: 4 },
+        left: Left::new(&left, &[0], 4),
         right: Right { data: &right, stride: PANEL, panel_stride: 0 },
         rows: &[0],
         first_column: 0,
@@ -229,7 +229,7 @@ fn a_short_panel_is_refused() {
 fn a_short_row_is_refused() {
     let (left, right, mut out) = ([0.0; 5], [0.0; 4 * PANEL], [0.0; PANEL]);
     Product {
-        left: Left { data: &left, starts: &[2], inner: 4 },
+        left: Left::new(&left, &[2], 4),
         right: Right { data: &right, stride: PANEL, panel_stride: 0 },
         rows: &[0],
         first_column: 0,

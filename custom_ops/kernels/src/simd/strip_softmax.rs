@@ -264,7 +264,7 @@ mod tests {
                     expected[row * SUM_STRIDE + seen..(row + 1) * SUM_STRIDE].fill(0.0);
                 }
                 let starts: Vec<usize> = (0..rows).map(|row| row * SUM_STRIDE).collect();
-                let left = Left { data: &expected, starts: &starts, inner: keys.len() };
+                let left = Left::new(&expected, &starts, keys.len());
                 let parts = unit.scratch.right[place].filled()[..parts_len(PARTS, keys.len())].to_vec();
                 let mut others = parts.clone();
                 unit.tiles.split_strip::<false>(left, 0, keys.len(), &mut others, &mut [Magnitudes::default(); STRIP]);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use moa_kernels::{CrossAttentionInputs, CrossAttentionOutputs, Sequential, ThreadPool, cross_attention};
+use moa_kernels::{CrossAttentionInputs, CrossAttentionOutputs, Prepared, Sequential, ThreadPool, WeightData};
 use moa_schema::{AttentionMode, CrossAttentionAttributes, CrossAttentionDims, GateMode};
 
 use crate::attention_reference::Attend;
@@ -12,14 +12,14 @@ use crate::support::{Random, Threads, assert_close, bits, widen};
 pub(crate) struct Case {
     dims: CrossAttentionDims,
     attributes: CrossAttentionAttributes,
-    hidden_states: Vec<f32>,
+    pub(crate) hidden_states: Vec<f32>,
     key: Vec<f32>,
     value: Vec<f32>,
     key_mask: Vec<i32>,
     query_mask: Vec<i32>,
     router_weight: Vec<f32>,
-    query_weight: Vec<f32>,
-    output_weight: Vec<f32>,
+    pub(crate) query_weight: Vec<f32>,
+    pub(crate) output_weight: Vec<f32>,
     output_bias: Option<Vec<f32>>,
 }
 
@@ -91,6 +91,20 @@ impl Case {
     }
 
     pub(crate) fn compute(&self, pool: &dyn ThreadPool) -> Computed {
+        self.compute_with(&Prepared::default(), self.matrices(), pool)
+    }
+
+    /// Of queries and of the output.
+    fn matrices(&self) -> [WeightData<'_>; 2] {
+        [(&self.query_weight).into(), (&self.output_weight).into()]
+    }
+
+    pub(crate) fn compute_with(
+        &self,
+        prepared: &Prepared,
+        [query_weight, output_weight]: [WeightData<'_>; 2],
+        pool: &dyn ThreadPool,
+    ) -> Computed {
         let CrossAttentionDims { batch, tokens, width, top_k, .. } = self.dims;
         let mut output = vec![f32::NAN; batch * tokens * width];
         let mut topk_indices = vec![-1; batch * tokens * top_k];
@@ -102,8 +116,8 @@ impl Case {
             key_mask: &self.key_mask,
             query_mask: &self.query_mask,
             router_weight: &self.router_weight,
-            query_weight: (&self.query_weight).into(),
-            output_weight: (&self.output_weight).into(),
+            query_weight,
+            output_weight,
             output_bias: self.output_bias.as_deref(),
         };
         let mut outputs = CrossAttentionOutputs {
@@ -111,7 +125,7 @@ impl Case {
             topk_indices: Some(&mut topk_indices),
             topk_weights: Some(&mut topk_weights),
         };
-        cross_attention(&self.dims, &self.attributes, &inputs, &mut outputs, pool).unwrap();
+        prepared.cross_attention(&self.dims, &self.attributes, &inputs, &mut outputs, pool).unwrap();
         (output, topk_indices, topk_weights)
     }
 

@@ -10,6 +10,7 @@ mod many_tokens;
 mod memory;
 mod prepared;
 mod refusals;
+mod rounded;
 mod routing_reference;
 mod self_attention;
 mod shared_cache;

@@ -25,7 +25,7 @@ pub(crate) enum Narrow {
 
 impl Narrow {
     /// Rounds `values` in place and keeps what is left of them.
-    fn round(values: &mut [f32], brain: bool) -> Self {
+    pub(crate) fn round(values: &mut [f32], brain: bool) -> Self {
         if brain {
             let halves: Vec<_> = values.iter().copied().map(bf16::from_f32).collect();
             values.iter_mut().zip(&halves).for_each(|(value, half)| *value = half.to_f32());
@@ -154,7 +154,7 @@ pub(crate) fn feed_forward<T: Scalar>(
     dims: &FeedForwardDims,
     gated: bool,
     inputs: &FeedForwardInputs<'_, T>,
-    limit: Instructions,
+    prepared: &Prepared,
 ) -> Vec<T> {
     let attributes = FeedForwardAttributes {
         top_k: dims.top_k,
@@ -164,7 +164,7 @@ pub(crate) fn feed_forward<T: Scalar>(
     };
     let mut output = vec![T::default(); dims.batch * dims.tokens * dims.width];
     let mut outputs = FeedForwardOutputs { output: &mut output, topk_indices: None, topk_weights: None };
-    Prepared::new(limit).feed_forward(dims, &attributes, inputs, &mut outputs, &Sequential).unwrap();
+    prepared.feed_forward(dims, &attributes, inputs, &mut outputs, &Sequential).unwrap();
     output
 }
 
@@ -190,8 +190,9 @@ pub(crate) fn feed_forward_has_the_bits_of_f32(round: impl Round) {
         let narrow =
             FeedForwardInputs { input_weight: narrow_input.data(), output_weight: narrow_output.data(), ..wide };
         for limit in LEVELS {
-            let found = feed_forward(&dims, gated, &narrow, limit);
-            assert_eq!(bits(&found), bits(&feed_forward(&dims, gated, &wide, limit)));
+            let [found, expected] =
+                [&narrow, &wide].map(|inputs| feed_forward(&dims, gated, inputs, &Prepared::new(limit)));
+            assert_eq!(bits(&found), bits(&expected));
         }
     }
 }
@@ -395,6 +396,6 @@ fn half_results_of_feed_forward_are_those_of_f32_rounded() {
         output_bias: Some(&narrow_bias),
         router_input: None,
     };
-    let expected = feed_forward(&feed_forward_dims, false, &wide, Instructions::default());
-    assert_eq!(feed_forward(&feed_forward_dims, false, &narrow, Instructions::default()), halves(&expected));
+    let expected = feed_forward(&feed_forward_dims, false, &wide, &Prepared::default());
+    assert_eq!(feed_forward(&feed_forward_dims, false, &narrow, &Prepared::default()), halves(&expected));
 }

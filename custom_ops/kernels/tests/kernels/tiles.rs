@@ -205,7 +205,7 @@ fn feed_forward_of_few_tokens_goes_to_tiles_by_its_weights() {
             output_bias: None,
             router_input: None,
         };
-        let compute = |limit| bits(&stored_feed_forward(&dims, false, &inputs, limit));
+        let compute = |limit| bits(&stored_feed_forward(&dims, false, &inputs, &Prepared::new(limit)));
         let differs = compute(Instructions::Amx) != compute(Instructions::Avx512);
         assert_eq!(differs, on_tiles, "{tokens} tokens, {top_k} of 4 experts, rounded: {rounds}");
     }

@@ -87,7 +87,7 @@ fn block_seconds(isa: Isa, threads: usize, [inner, columns]: [usize; 2], end: En
             let Some(weights) = &weights else { return };
             for _ in 0..TIMES {
                 RowProduct {
-                    left: Left { data: &rows, starts: &starts, inner },
+                    left: Left::new(&rows, &starts, inner),
                     weights,
                     matrix: 0,
                     block: 0,
