@@ -1,14 +1,18 @@
 //! What a node says beside the attributes of its operator, read once when its kernel is created.
 
-use moa_schema::{AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, PRESENT_INPUTS, other_version};
+use moa_schema::{
+    AccuracyLevel, AttributeError, AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, PRESENT_INPUTS,
+    accuracy_level, other_version,
+};
 
 use crate::failure::Failure;
 
-/// The attributes of a node that this library may run.
-pub(crate) fn read(operator: &Operator, source: &dyn AttributeSource) -> Result<Attributes, Failure> {
+/// The attributes of a node that this library may run, and how accurate its products must be.
+pub(crate) fn read(operator: &Operator, source: &dyn AttributeSource) -> Result<(Attributes, AccuracyLevel), Failure> {
     check_version(source)?;
     check_inputs(source)?;
-    Attributes::read(operator, source).map_err(|error| Failure::argument(error.to_string()))
+    let read = || Ok((Attributes::read(operator, source)?, accuracy_level(source)?));
+    read().map_err(|error: AttributeError| Failure::argument(error.to_string()))
 }
 
 /// Refuses a node that is written for another version of the operators than this library's, where the node says so.

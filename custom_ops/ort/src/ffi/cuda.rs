@@ -97,7 +97,7 @@ unsafe extern "system" fn create(
     let (operator, types) = (&entry.entry.operator, entry.entry.types);
     let node = or_else(String::new(), || info.node_name());
     let result = catch_at_node(operator.name, &node, || {
-        let attributes = attributes::read(operator, &info)?;
+        let (attributes, _) = attributes::read(operator, &info)?;
         let gpu = GpuKernel::new(&attributes, entry.element)?;
         Ok(Box::new(CudaKernel { api, operator, types, node: node.clone(), gpu }))
     });

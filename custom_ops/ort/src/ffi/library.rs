@@ -276,8 +276,9 @@ unsafe extern "system" fn create(
     let (operator, types) = (&entry.operator, entry.types);
     let node = or_else(String::new(), || info.node_name());
     let result = catch_at_node(operator.name, &node, || {
-        let attributes = attributes::read(operator, &info)?;
+        let (attributes, accuracy) = attributes::read(operator, &info)?;
         let prepared = prepare(&attributes, &|index| info.constant(index, &operator.inputs[index], types));
+        let prepared = prepared.with_accuracy(accuracy);
         let shapes = operator.inputs.iter().enumerate();
         let constants = shapes.map(|(index, input)| info.constant_shape(index, input, types)).collect();
         Ok(Box::new(Kernel { api, operator, types, node: node.clone(), attributes, prepared, constants }))
