@@ -17,7 +17,8 @@ use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, blocks};
-use crate::simd::{Isa, Left, PANEL, Product, ROWS, Write};
+use crate::simd::pairs::{nearest_bf16, with_pairs};
+use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
 
 /// Query rows (tokens times slots) that one task on vectors aims at.
 const QUERY_ROWS: usize = 64;
@@ -255,7 +256,9 @@ impl Rows {
         out: &mut Tile<'_, f32>,
     ) {
         let seen = self.seen_of(block.clone(), &keys);
-        let common = seen[..block.len()].iter().copied().min().unwrap_or(0);
+        let least = seen[..block.len()].iter().copied().min().unwrap_or(0);
+        // No pair of values is cut, so that what a row adds does not depend on its block.
+        let common = if with.panels.rounded() { least & !1 } else { least };
         self.mix(with, block.clone(), keys.start..keys.start + common, weights, write, out);
         let mut first = 0;
         for alike in seen[..block.len()].chunk_by(|a, b| a == b) {
@@ -271,17 +274,16 @@ impl Rows {
 
     /// Products of queries and keys.
     pub(crate) fn score(&self, with: &Attending<'_>, block: Range<usize>, keys: &Range<usize>, scores: &mut Scores) {
-        Product {
-            left: Left::new(with.queries, &self.starts[block], with.head),
-            right: with.panels.key(self.pair, keys.start / PANEL),
-            rows: &IN_ORDER,
-            first_column: 0,
-            columns: keys.len(),
-            write: Write::Replace,
-            scales: None,
-            ahead: None,
+        let left = Left::new(with.queries, &self.starts[block], with.head);
+        let right = with.panels.key(self.pair, keys.start / PANEL);
+        let write = (Write::Replace, &IN_ORDER[..], keys.len());
+        let mut out = Tile::dense(&mut scores.0, KEYS_PER_TILE);
+        match with.panels.rounded() {
+            true => with_pairs(with.isa, left, None, |left| {
+                multiply(with.isa, left, right.of_pairs(), write, &mut out);
+            }),
+            false => multiply(with.isa, left, right, write, &mut out),
         }
-        .compute(with.isa, &mut Tile::dense(&mut scores.0, KEYS_PER_TILE));
     }
 
     /// Adds the values of `keys`, which every row of the block sees.
@@ -295,16 +297,49 @@ impl Rows {
         out: &mut Tile<'_, f32>,
     ) {
         let starts: [usize; ROWS] = std::array::from_fn(|row| row * KEYS_PER_TILE);
-        Product {
-            left: Left::new(weights, &starts[..block.len()], keys.len()),
-            right: with.panels.value(self.pair, keys.start),
-            rows: &self.places[block],
-            first_column: 0,
-            columns: with.head,
-            write,
-            scales: None,
-            ahead: None,
+        let (starts, places) = (&starts[..block.len()], &self.places[block]);
+        if with.panels.rounded() {
+            return self.mix_pairs(with, (weights, starts), keys, (write, places), out);
         }
-        .compute(with.isa, out);
+        let left = Left::new(weights, starts, keys.len());
+        multiply(with.isa, left, with.panels.value(self.pair, keys.start), (write, places, with.head), out);
     }
+
+    /// [`Self::mix`] of pairs of values. A last one that stands alone is added by itself: beside it may stand a value
+    /// that these rows do not see.
+    fn mix_pairs(
+        &self,
+        with: &Attending<'_>,
+        (weights, starts): (&[f32], &[usize]),
+        keys: Range<usize>,
+        (write, places): (Write<'_>, &[usize]),
+        out: &mut Tile<'_, f32>,
+    ) {
+        let even = keys.len() & !1;
+        if even == keys.len() || even > 0 {
+            with_pairs(with.isa, Left::new(weights, starts, even), None, |left| {
+                let right = with.panels.value(self.pair, keys.start).of_pairs();
+                multiply(with.isa, left, right, (write, places, with.head), out);
+            });
+        }
+        if even < keys.len() {
+            let mut last = [0.0; ROWS];
+            last.iter_mut().zip(starts).for_each(|(last, start)| *last = nearest_bf16(weights[start + even]));
+            let right = with.panels.value(self.pair, keys.start + even).of_both();
+            let write = if even > 0 { Write::Resume(&[1.0; ROWS]) } else { write };
+            let left = Left::new(&last, &IN_ORDER[..starts.len()], 1);
+            multiply(with.isa, left, right, (write, places, with.head), out);
+        }
+    }
+}
+
+/// Rows times panels, as many columns as are written to the rows `rows`.
+fn multiply<W: Element>(
+    isa: Isa,
+    left: Left<'_>,
+    right: Right<'_, W>,
+    (write, rows, columns): (Write<'_>, &[usize], usize),
+    out: &mut Tile<'_, f32>,
+) {
+    Product { left, right, rows, first_column: 0, columns, write, scales: None, ahead: None }.compute(isa, out);
 }

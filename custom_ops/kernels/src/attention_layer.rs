@@ -165,7 +165,7 @@ impl AttentionLayer<'_> {
             pool::run(pool, &[&decode.stage(inputs, cached, keys, attended.take(attended_len))]);
         } else {
             let CacheRows { key, value, .. } = cached.widened(wide);
-            let cache = Cache { key, value, visible, batch, keys, rows, kv_heads, head };
+            let cache = Cache { isa: self.isa, key, value, visible, batch, keys, rows, kv_heads, head };
             let tiles = self.tiles();
             if let Some(cut) = self.blocks_of_many(routing).filter(|_| tiles.is_none()) {
                 let (pack_keys, pack_values) = panels.stages(cache, self.scale, None);

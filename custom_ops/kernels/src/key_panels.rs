@@ -1,7 +1,10 @@
 //! The visible keys and values of one call, in the order in which the microkernels read them.
 //!
 //! Keys are scaled as they are packed: there are `k` queries for each of them in self-attention, and a pass over these
-//! is saved.
+//! is saved. Where products of rounded rows are faster, keys and values are rounded to bf16 too, and two elements of a
+//! key, or the same element of two values, stand side by side.
+
+use std::ops::Range;
 
 use half::bf16;
 
@@ -21,6 +24,7 @@ const PANELS_PER_TASK: usize = 4;
 /// Keys and values, their sizes and which of them are visible.
 #[derive(Clone, Copy)]
 pub(crate) struct Cache<'a> {
+    pub(crate) isa: Isa,
     /// `[B, G, rows, D]`, of which the first `S` rows are keys.
     pub(crate) key: &'a [f32],
     /// As `key`.
@@ -77,11 +81,19 @@ impl Visible {
     }
 }
 
+impl Cache<'_> {
+    /// Rows of a panel for `inner` elements.
+    fn rows(&self, inner: usize) -> usize {
+        if self.isa.rounds() { inner.div_ceil(2) } else { inner }
+    }
+}
+
 /// Memory that the stages keep between calls.
 #[derive(Debug, Default)]
 pub(crate) struct PanelScratch {
     keys: Buffer,
     values: Buffer,
+    rounded: bool,
     key_bounds: Vec<usize>,
     value_bounds: Vec<usize>,
     claims: [Claims; 2],
@@ -164,7 +176,8 @@ impl PartTiles<'_> {
     }
 }
 
-/// The stage that scales keys and transposes them into panels `[B * G, ceil(S / PANEL), D, PANEL]`.
+/// The stage that scales keys and transposes them into panels `[B * G, ceil(S / PANEL), D, PANEL]`; `ceil(D / 2)` pairs
+/// where they are rounded.
 pub(crate) struct PackKeys<'a> {
     cache: Cache<'a>,
     scale: f32,
@@ -172,7 +185,8 @@ pub(crate) struct PackKeys<'a> {
     parts: Option<PartGrids<'a>>,
 }
 
-/// The stage that cuts values into panels `[B * G, ceil(D / PANEL), S, PANEL]`.
+/// The stage that cuts values into panels `[B * G, ceil(D / PANEL), S, PANEL]`; `ceil(S / 2)` pairs where they are
+/// rounded.
 pub(crate) struct PackValues<'a> {
     cache: Cache<'a>,
     grid: Grid<'a, f32>,
@@ -184,6 +198,8 @@ pub(crate) struct PackValues<'a> {
 pub(crate) struct Panels<'a> {
     keys: &'a [f32],
     values: &'a [f32],
+    /// Whether both are pairs of bf16.
+    rounded: bool,
     /// Parts of keys, and of values in groups of [`KEYS_PER_TILE`] keys.
     parts: [Parts<'a>; 2],
     /// Keys `S`, visible or not.
@@ -210,9 +226,10 @@ impl PanelScratch {
         }
         self.key_bounds.push(pairs * key_panels);
         cut(&mut self.value_bounds, if cache.keys == 0 { 0 } else { pairs * value_panels }, 1);
-        let keys = self.keys.take(pairs * key_panels * cache.head * PANEL);
-        let values = self.values.take(pairs * value_panels * cache.keys * PANEL);
-        let (key_len, value_len) = (cache.head * PANEL, cache.keys.max(1) * PANEL);
+        self.rounded = cache.isa.rounds();
+        let (key_len, value_len) = (cache.rows(cache.head) * PANEL, cache.rows(cache.keys) * PANEL);
+        let keys = self.keys.take(pairs * key_panels * key_len);
+        let values = self.values.take(pairs * value_panels * value_len);
         let [key_claims, value_claims] = &mut self.claims;
         let (key_bounds, value_bounds) = (&self.key_bounds, &self.value_bounds);
         let (key_scratch, value_scratch) = (&mut self.key_parts, &mut self.value_parts);
@@ -220,7 +237,7 @@ impl PanelScratch {
         let key_parts = tiles.map(|isa| key_scratch.grids(isa, pairs * key_panels, 1, cache.head, key_bounds));
         let value_parts = tiles.map(|isa| value_scratch.grids(isa, pairs * value_panels, groups, inner, value_bounds));
         let keys = Grid::new(keys, Layout::whole(key_len), key_bounds, key_claims);
-        let values = Grid::new(values, Layout::whole(value_len), value_bounds, value_claims);
+        let values = Grid::new(values, Layout::whole(value_len.max(PANEL)), value_bounds, value_claims);
         let values = PackValues { cache, grid: values, parts: value_parts };
         (PackKeys { cache, scale, grid: keys, parts: key_parts }, values)
     }
@@ -229,7 +246,8 @@ impl PanelScratch {
     pub(crate) fn panels(&self, keys: usize, head: usize) -> Panels<'_> {
         let parts = [&self.key_parts, &self.value_parts];
         let parts = parts.map(|scratch| (scratch.parts.filled(), scratch.magnitudes.filled()));
-        Panels { keys: self.keys.filled(), values: self.values.filled(), parts, count: keys, head }
+        let (rounded, values) = (self.rounded, self.values.filled());
+        Panels { keys: self.keys.filled(), values, rounded, parts, count: keys, head }
     }
 
     /// Bytes held between calls.
@@ -255,7 +273,10 @@ impl Stage for PackKeys<'_> {
             let places = self.cache.visible.of(pair / kv_heads);
             let places = &places[places.len().min(panel * PANEL)..places.len().min((panel + 1) * PANEL)];
             let source = &self.cache.key[pair * rows * head..][..keys * head];
-            transpose(source, head, places, self.scale, out.row(row));
+            match self.cache.isa.rounds() {
+                true => transpose_pairs(self.cache.isa, (source, head), places, self.scale, out.row(row)),
+                false => transpose((source, head), 0..head, places, self.scale, out.row(row)),
+            }
             if let Some(parts) = &mut parts {
                 parts.split(row, out.row(row), head);
             }
@@ -263,14 +284,34 @@ impl Stage for PackKeys<'_> {
     }
 }
 
-/// Fills `out [D, PANEL]` with the rows `places`, scaled, as columns, and zeros after them.
-fn transpose(source: &[f32], head: usize, places: &[usize], scale: f32, out: &mut [f32]) {
+/// Elements of keys that are transposed before they are made pairs: an even number.
+const TRANSPOSED: usize = 32;
+
+/// As [`transpose`], rounded: `out [ceil(D / 2), PANEL]`, with a 0 behind an odd element.
+fn transpose_pairs(isa: Isa, keys: (&[f32], usize), places: &[usize], scale: f32, out: &mut [f32]) {
+    let head = keys.1;
+    let mut columns = [0.0; TRANSPOSED * PANEL];
+    let firsts = (0..head).step_by(TRANSPOSED);
+    for (first, out) in firsts.zip(out.chunks_mut(TRANSPOSED / 2 * PANEL)) {
+        let count = TRANSPOSED.min(head - first);
+        transpose(keys, first..first + count, places, scale, &mut columns[..count * PANEL]);
+        columns[count * PANEL..].fill(0.0);
+        for (both, out) in columns.as_chunks::<{ 2 * PANEL }>().0.iter().zip(out.as_chunks_mut::<PANEL>().0) {
+            let (first, second) = both.split_at(PANEL);
+            isa.pair_up(first, second, out);
+        }
+    }
+}
+
+/// Fills `out [inner, PANEL]` with the elements `inner` of the rows `places`, which have `head` of them, scaled, as
+/// columns, and zeros after them.
+fn transpose((source, head): (&[f32], usize), inner: Range<usize>, places: &[usize], scale: f32, out: &mut [f32]) {
     const BLOCK: usize = 8;
     for (first, places) in (0..PANEL).step_by(BLOCK).zip(places.chunks(BLOCK).map(Some).chain(std::iter::repeat(None)))
     {
         let places = places.unwrap_or_default();
         let rows: [&[f32]; BLOCK] = std::array::from_fn(|column| match places.get(column) {
-            Some(place) => &source[place * head..][..head],
+            Some(place) => &source[place * head..][inner.clone()],
             None => &[],
         });
         for (inner, out) in out.chunks_exact_mut(PANEL).enumerate() {
@@ -295,8 +336,21 @@ impl Stage for PackValues<'_> {
         let count = PANEL.min(head - column);
         let places = self.cache.visible.of(pair / kv_heads);
         let source = &self.cache.value[pair * rows * head..][..keys * head];
+        let value = |place: &usize| &source[place * head + column..][..count];
+        if self.cache.isa.rounds() {
+            let (mut first, mut second) = ([0.0; PANEL], [0.0; PANEL]);
+            for (out, places) in out.row(0).as_chunks_mut::<PANEL>().0.iter_mut().zip(places.chunks(2)) {
+                first[..count].copy_from_slice(value(&places[0]));
+                match places.get(1) {
+                    Some(place) => second[..count].copy_from_slice(value(place)),
+                    None => second.fill(0.0),
+                }
+                self.cache.isa.pair_up(&first, &second, out);
+            }
+            return;
+        }
         for (out, place) in out.row(0).chunks_exact_mut(PANEL).zip(places) {
-            out[..count].copy_from_slice(&source[place * head + column..][..count]);
+            out[..count].copy_from_slice(value(place));
             out[count..].fill(0.0);
         }
         if let Some(mut parts) = self.parts.as_ref().and_then(|parts| parts.tile(index)) {
@@ -306,20 +360,29 @@ impl Stage for PackValues<'_> {
 }
 
 impl<'a> Panels<'a> {
-    /// Transposed keys from panel `panel` on: `D` rows.
+    /// Whether keys and values are pairs of bf16.
+    pub(crate) fn rounded(&self) -> bool {
+        self.rounded
+    }
+
+    /// Transposed keys from panel `panel` on: `D` rows, or as many pairs as these make.
     pub(crate) fn key(&self, pair: usize, panel: usize) -> Right<'a> {
         let panels = self.count.div_ceil(PANEL);
-        let len = self.head * PANEL;
+        let len = self.rows(self.head) * PANEL;
         let data = &self.keys[(pair * panels + panel) * len..(pair + 1) * panels * len];
         Right { data, stride: PANEL, panel_stride: len }
     }
 
-    /// Values from visible key `first` on.
+    /// Values from visible key `first` on; an even one where they are pairs.
     pub(crate) fn value(&self, pair: usize, first: usize) -> Right<'a> {
         let panels = self.head.div_ceil(PANEL);
-        let len = self.count * PANEL;
-        let data = &self.values[pair * panels * len + first * PANEL..(pair + 1) * panels * len];
+        let len = self.rows(self.count) * PANEL;
+        let data = &self.values[pair * panels * len + self.rows(first) * PANEL..(pair + 1) * panels * len];
         Right { data, stride: PANEL, panel_stride: len }
+    }
+
+    fn rows(&self, inner: usize) -> usize {
+        if self.rounded { inner.div_ceil(2) } else { inner }
     }
 
     /// Parts of key panel `panel`.
@@ -359,7 +422,7 @@ mod tests {
         let (ones, mut visible, mut scratch) = ([1.0; 3 * 4], Visible::default(), PanelScratch::default());
         visible.read(&[1; 3], 3);
         let (key, value, visible) = (&ones[..], &ones[..], &visible);
-        let cache = Cache { key, value, visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 4 };
+        let cache = Cache { isa, key, value, visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 4 };
         let (keys, values) = scratch.stages(cache, 1.0, Some(isa));
         pool::run(&Sequential, &[&keys, &values]);
         assert_eq!(scratch.panels(3, 4).magnitudes(0), [Magnitudes::UNKNOWN; 2]);
@@ -371,13 +434,62 @@ mod tests {
         let (rows, mut visible, mut scratch) =
             ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], Visible::default(), PanelScratch::default());
         visible.read(&[1, 0, 1], 3);
-        let cache =
-            Cache { key: &rows, value: &rows, visible: &visible, batch: 1, keys: 3, rows: 3, kv_heads: 1, head: 2 };
+        let isa = Isa::at_most(Instructions::Portable);
+        let cache = Cache {
+            isa,
+            key: &rows,
+            value: &rows,
+            visible: &visible,
+            batch: 1,
+            keys: 3,
+            rows: 3,
+            kv_heads: 1,
+            head: 2,
+        };
         let (keys, values) = scratch.stages(cache, -0.5, None);
         pool::run(&Sequential, &[&keys, &values]);
         let panels = scratch.panels(3, 2);
         let row = |first: f32, second: f32| [&[first, second][..], &[0.0; PANEL - 2]].concat();
         assert_eq!(panels.key(0, 0).data, [row(-0.5, -2.5), row(-1.0, -3.0)].concat());
         assert_eq!(panels.value(0, 0).data[..2 * PANEL], [row(1.0, 2.0), row(5.0, 6.0)].concat());
+    }
+
+    /// A key of an odd number of elements, and an odd number of visible keys, end with half a pair.
+    #[test]
+    fn rounded_keys_and_values_stand_in_pairs() {
+        let isa = Isa::at_most(Instructions::Avx512).rounding();
+        if !isa.rounds() {
+            return skip("no AVX512_BF16, or none that is faster than AVX-512");
+        }
+        let (head, mut visible, mut scratch) = (35, Visible::default(), PanelScratch::default());
+        let rows: Vec<f32> = (0..4 * head).map(|i| (i as f32 * 0.37).sin()).collect();
+        visible.read(&[1, 0, 1, 1], 4);
+        let (key, value, visible) = (&rows[..], &rows[..], &visible);
+        let cache = Cache { isa, key, value, visible, batch: 1, keys: 4, rows: 4, kv_heads: 1, head };
+        let (keys, values) = scratch.stages(cache, -0.5, None);
+        pool::run(&Sequential, &[&keys, &values]);
+        let panels = scratch.panels(4, head);
+        let pair = |first: f32, second: f32| {
+            let mut out = [0.0];
+            isa.round_to_pairs(&[first, second], &mut out);
+            out[0].to_bits()
+        };
+        let at = |place: usize, element: usize, scale: f32| match element < head && place < 4 {
+            true => rows[place * head + element] * scale,
+            false => 0.0,
+        };
+        for (index, found) in panels.key(0, 0).data.iter().enumerate() {
+            let (element, place) = (index / PANEL * 2, [0, 2, 3].get(index % PANEL).copied().unwrap_or(4));
+            let expected = pair(at(place, element, -0.5), at(place, element + 1, -0.5));
+            assert_eq!(found.to_bits(), expected, "{element} {place}");
+        }
+        for first in [0, 2] {
+            let (panels, places) = (panels.value(0, first), [0, 2, 3, 4]);
+            for index in 0..2 * PANEL {
+                let found = panels.data[index / PANEL * panels.panel_stride + index % PANEL].to_bits();
+                let expected = pair(at(places[first], index, 1.0), at(places[first + 1], index, 1.0));
+                assert_eq!(found, expected, "{first} {index}");
+            }
+        }
     }
 }

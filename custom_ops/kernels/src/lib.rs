@@ -34,8 +34,8 @@
 //!
 //! * an element of a product is one chain of fused multiply-adds by rising inner index, from 0, whatever the block that
 //!   it is computed in; so a token takes the same experts alone and in every batch;
-//! * of rows that are rounded to bf16 it is such a chain of pairs of inner steps, see `simd::pairs`; the sizes of a call
-//!   decide whether they are;
+//! * of rows that are rounded to bf16 it is such a chain of pairs of inner steps, see `simd::pairs`; the sizes of a
+//!   call decide whether they are;
 //! * on AMX tiles it is a chain of sums of 32 products of parts (`simd::tiles` has the order and the error). Which
 //!   products go there follows from their sizes, and inside one from the values of the row and of the weights; routers
 //!   never do;
@@ -62,8 +62,10 @@
 //! ([`Prepared::with_accuracy`]): tiles multiply all three bf16 parts of an f32, of which a bf16 weight has one.
 //!
 //! Where it is allowed, weights are bf16 or packed as such, experts have four rows or more on average and the processor
-//! multiplies pairs of bf16 in the time of an f32, rows are rounded before products with weights, but for the router's,
-//! and two inner steps are added at a time: the later one first. Attention itself stays f32.
+//! multiplies pairs of bf16 in the time of an f32, both factors of every product but the router's are rounded, those of
+//! attention too unless it is `decode` or one of the two for few tokens, and two inner steps are added at a time: the
+//! later one first. Of values, a pair is two keys; one that a row sees without the key behind it is added alone, with
+//! the same bits.
 //!
 //! # Padding
 //!

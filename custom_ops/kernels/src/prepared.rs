@@ -146,8 +146,8 @@ impl Prepared {
         Self { scratch, ..self }
     }
 
-    /// The same for a node that may round rows: those of many tokens are, where the processor multiplies bf16 faster and
-    /// the values of weights are bf16.
+    /// The same for a node that may round factors of products: where weights are bf16 and the processor multiplies
+    /// pairs of bf16 faster, calls of many tokens do.
     #[must_use]
     pub fn with_accuracy(self, level: AccuracyLevel) -> Self {
         match level {

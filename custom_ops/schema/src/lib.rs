@@ -97,13 +97,14 @@ pub const PLUGIN_NAMESPACE: &str = "plugin_namespace";
 /// Attribute of a node, which any of the operators may have: an [`AccuracyLevel`] by its number.
 pub const ACCURACY_LEVEL: &str = "accuracy_level";
 
-/// What a kernel may round the rows to that an operator multiplies with its trained matrices, or leave as they are.
+/// What a kernel may round both factors of its products to, but those of the router; it may also round nothing.
 ///
-/// Sums stay f32. Routers, scores, and products with values of keys read what they read without rounding. The numbers
-/// are those of the attribute of the same name of ONNX Runtime's `com.microsoft.MatMulNBits`.
+/// The factors are hidden states, queries, keys, weights of keys, values, hidden rows of experts and trained matrices.
+/// Sums, and what is computed of them, stay f32. The numbers are those of the attribute of the same name of ONNX
+/// Runtime's `com.microsoft.MatMulNBits`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AccuracyLevel {
-    /// Nothing: the rows have the type of the activations, or f32.
+    /// Nothing: the factors have the type of the activations or of the matrices, or f32.
     #[default]
     Activations,
     /// bf16, to nearest.

@@ -8,8 +8,9 @@
 use std::arch::asm;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512bh, __m512i, _mm256_castsi256_ps, _mm256_loadu_si256, _mm512_castsi512_ps,
-    _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_storeu_si512,
+    __m256, __m256bh, __m256i, __m512, __m512bh, __m512i, _mm256_castsi256_ps, _mm256_loadu_si256, _mm512_castsi512_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_or_si512, _mm512_slli_epi32, _mm512_storeu_si512,
 };
 use std::cell::Cell;
 
@@ -35,6 +36,32 @@ impl<'a> Right<'a, [bf16; 2]> {
         let data = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) };
         Right { data, stride, panel_stride }
     }
+}
+
+impl<'a> Right<'a> {
+    /// The same, whose values are pairs.
+    pub(crate) fn of_pairs(self) -> Right<'a, Pair> {
+        self.of_both().pairs()
+    }
+
+    /// The same, whose values are pairs, to be multiplied with rows of f32.
+    pub(crate) fn of_both(self) -> Right<'a, [bf16; 2]> {
+        let Self { data, stride, panel_stride } = self;
+        // SAFETY: an f32 has the size of two bf16 and is aligned for them, and any bits are some.
+        let data = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) };
+        Right { data, stride, panel_stride }
+    }
+}
+
+/// The bf16 that is nearest, as an f32.
+pub(crate) fn nearest_bf16(value: f32) -> f32 {
+    bf16::from_f32(value).to_f32()
+}
+
+/// Both values rounded.
+fn pair(first: f32, second: f32) -> f32 {
+    let [first, second] = [first, second].map(|value| u32::from(bf16::from_f32(value).to_bits()));
+    f32::from_bits(second << 16 | first)
 }
 
 /// The values of a pair.
@@ -178,8 +205,20 @@ impl Isa {
             return unsafe { round16(row, out) };
         }
         for (out, values) in out.iter_mut().zip(row.chunks(2)) {
-            let [first, second] = [0, 1].map(|place| bf16::from_f32(values.get(place).copied().unwrap_or(0.0)));
-            *out = f32::from_bits(u32::from(second.to_bits()) << 16 | u32::from(first.to_bits()));
+            *out = pair(values[0], values.get(1).copied().unwrap_or(0.0));
+        }
+    }
+
+    /// Makes pairs of what stands in the same place, rounded; all slices are equally long.
+    pub(crate) fn pair_up(self, first: &[f32], second: &[f32], out: &mut [f32]) {
+        let done = match self.rounds() {
+            // SAFETY: `Isa` proves that the processor has the instructions.
+            #[cfg(target_arch = "x86_64")]
+            true => unsafe { pair_up16(first, second, out) },
+            _ => 0,
+        };
+        for (out, (first, second)) in out.iter_mut().zip(first.iter().zip(second)).skip(done) {
+            *out = pair(*first, *second);
         }
     }
 }
@@ -210,6 +249,26 @@ fn round_step(values: &[f32; 2 * LANES], out: &mut [f32; LANES]) {
         let pairs: __m512bh = _mm512_cvtne2ps_pbh(second, first);
         _mm512_storeu_si512(out.as_mut_ptr().cast(), std::mem::transmute::<__m512bh, __m512i>(pairs));
     }
+}
+
+/// [`Isa::pair_up`] in vectors of 16 lanes; returns how many pairs these make.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn pair_up16(first: &[f32], second: &[f32], out: &mut [f32]) -> usize {
+    let (first, second, out) = (first.as_chunks::<LANES>().0, second.as_chunks::<LANES>().0, out.as_chunks_mut().0);
+    for (out, (first, second)) in out.iter_mut().zip(first.iter().zip(second)) {
+        let out: &mut [f32; LANES] = out;
+        // SAFETY: whole vectors are read and written, and a vector of bf16 has the bits of its values.
+        unsafe {
+            let [first, second] = [first, second].map(|values| {
+                let rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(values.as_ptr()));
+                _mm512_cvtepu16_epi32(std::mem::transmute::<__m256bh, __m256i>(rounded))
+            });
+            let pairs = _mm512_or_si512(first, _mm512_slli_epi32::<16>(second));
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), pairs);
+        }
+    }
+    first.len().min(second.len()) * LANES
 }
 
 #[cfg(test)]
@@ -252,6 +311,23 @@ mod tests {
                 expected.resize(found.len(), 0.0);
                 let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                 assert!(found.iter().zip(&expected).all(same), "{isa:?} {inner}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_in_the_same_place_are_paired_up() {
+        let row: Vec<f32> = (0..140).map(|i| (i as f32 * 0.37).sin()).collect();
+        for isa in both_ways() {
+            for len in [0, 1, 16, 33, 70] {
+                let (first, second) = (&row[..len], &row[70..][..len]);
+                let mut found = vec![0.0; len];
+                isa.pair_up(first, second, &mut found);
+                let expected: Vec<f32> =
+                    first.iter().zip(second).map(|(first, second)| pair(*first, *second)).collect();
+                let bits = |pairs: &[f32]| pairs.iter().map(|pair| pair.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&found), bits(&expected), "{isa:?} {len}");
+                assert!(found.iter().zip(first).all(|(found, first)| values(*found)[0] == nearest_bf16(*first)));
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::cross_attention;
 use crate::self_attention::Case;
 use crate::skip::skip;
 use crate::stored::{Narrow, assert_same, compute, feed_forward, narrow_inputs, rounded_matrices};
-use crate::support::{Random, Threads};
+use crate::support::{Random, Threads, bits};
 
 /// For a processor that rounds; a word where this one does not.
 fn rounding() -> Option<Prepared> {
@@ -27,8 +27,10 @@ fn to_bf16(values: &[f32]) -> Vec<f32> {
     values.iter().map(|value| bf16::from_f32(*value).to_f32()).collect()
 }
 
-/// Every expert has four rows or more on average; rows that are moved apart, odd ones, blocks of many tokens.
-const SHAPES: [[usize; 7]; 5] = [
+/// Every expert has four rows or more on average; rows that are moved apart, odd ones, blocks of many tokens, keys of
+/// more than one tile.
+const SHAPES: [[usize; 7]; 6] = [
+    [1, 70, 250, 24, 2, 2, 33],
     [1, 40, 0, 24, 2, 2, 16],
     [2, 33, 5, 1024, 3, 1, 32],
     [1, 90, 0, 37, 2, 3, 11],
@@ -146,6 +148,26 @@ fn feed_forward_rounds_its_rows() {
         assert_eq!(feed_forward(&dims, gated, &before, &prepared), found);
         let own = FeedForwardInputs { router_input: None, ..inputs };
         assert_eq!(feed_forward(&dims, gated, &own, &prepared), found);
+    }
+}
+
+/// Values that a token does not see may be NaN, beside one that it sees in a pair too.
+#[test]
+fn what_is_not_seen_is_not_added() {
+    let Some(prepared) = rounding() else { return };
+    let all = [0, 1].into_iter().flat_map(|cut| cases().map(move |case| (case, cut)));
+    for (mut case, cut) in all.filter(|(case, _)| case.dims.batch == 1) {
+        let (width, tokens) = (case.dims.width, case.dims.tokens - cut);
+        (case.attributes.causal, case.rotation) = (true, None);
+        case.attention_mask.fill(1);
+        case.router_input = Some(case.hidden_states.clone());
+        let matrices = in_bf16(&mut case);
+        let before = compute(&case, &narrow_inputs(&case, &matrices), &prepared).output;
+        case.hidden_states[(tokens - 1) * width..].fill(f32::NAN);
+        let after = compute(&case, &narrow_inputs(&case, &matrices), &prepared).output;
+        let seen = (tokens - 1) * width;
+        assert_eq!(bits(&after[..seen]), bits(&before[..seen]), "{:?}", case.dims);
+        assert!(after[seen..].iter().all(|value| value.is_nan()));
     }
 }
 

@@ -113,7 +113,7 @@ fn attention_seconds(isa: Isa, threads: usize, head: usize, keys: usize) -> f64 
         let (mut visible, mut scratch) = (Visible::default(), PanelScratch::default());
         visible.read(&vec![1; keys], keys);
         let (key, value, visible) = (&cached[..], &cached[..], &visible);
-        let cache = Cache { key, value, visible, batch: 1, keys, rows: keys, kv_heads: 1, head };
+        let cache = Cache { isa, key, value, visible, batch: 1, keys, rows: keys, kv_heads: 1, head };
         let (pack_keys, pack_values) = scratch.stages(cache, (head as f32).sqrt().recip(), Some(isa));
         pool::run(&Sequential, &[&pack_keys, &pack_values]);
         move || {
