@@ -16,7 +16,7 @@ pub enum Precision {
     Fp16,
     /// Trained matrices are stored as bf16; activations, caches and biases are f32.
     Bf16,
-    /// As [`Precision::Bf16`], and a kernel may round to bf16 what our operators multiply with their trained matrices.
+    /// As [`Precision::Bf16`], and a kernel may round to bf16 what our operators multiply.
     Bf16Products,
     /// Matrices of experts, and of the keys and values that they share, are stored in 8-bit integers with a scale for
     /// each column, see [`crate::quantization`]; everything else is f32.

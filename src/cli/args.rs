@@ -144,7 +144,7 @@ pub(super) enum DtypeArgument {
     /// Matrices stored as bfloat16; activations and caches stay 32-bit
     #[value(alias = "bfloat16")]
     Bf16,
-    /// As bf16, and the library may round what our operators multiply with their matrices to bfloat16 too
+    /// As bf16, and the library may round what our operators multiply to bfloat16 too, where that is faster
     Bf16Products,
     /// Matrices of experts, and of the keys and values that they share, stored as 8-bit integers with a scale for each
     /// column; everything else stays 32-bit

@@ -55,8 +55,8 @@ fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verificati
         "Each backend ran inputs of shapes that no export saw, and is compared with an f64 evaluation of the checkpoint \
          that never touches a graph. This reference replays the experts that the backend chose. A value may differ from \
          the reference by the absolute tolerance plus the relative one times the reference. If none is given, the \
-         absolute one is the model's rounding error in the type of its activations, and of what our operators multiply \
-         with their matrices, in the case where that is largest, and the relative one is 0.",
+         absolute one is the model's rounding error in the type of its activations and of what our operators multiply, \
+         in the case where that is largest, and the relative one is 0.",
     );
 }
 

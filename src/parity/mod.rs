@@ -168,7 +168,7 @@ pub struct BackendReport {
     /// What it rounds activations to, and so what its tolerances are derived from.
     #[serde(serialize_with = "as_text")]
     pub activations: FloatType,
-    /// What it may round them to where an operator of ours multiplies them with its trained matrices, if that is less;
+    /// What it may round factors of products of our operators to, if that is less;
     /// tolerances are derived from it too.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text_if_any")]
     pub products: Option<FloatType>,

@@ -5,10 +5,10 @@ use moa_schema::AttentionMode;
 
 use super::{
     ReferenceError,
-    math::{Sums, add_scaled, dot, softmax, stick_breaking},
+    math::{add_scaled, dot, softmax, stick_breaking},
     matrix::{Matrices, Outputs, in_order, slices},
     router::{Router, Tape},
-    sequence::{Heads, Mask, Sequence},
+    sequence::{Heads, Mask, Precision, Sequence},
     stored::Stored,
 };
 
@@ -23,6 +23,12 @@ impl KeyValues {
     /// These tokens followed by those of `new`.
     pub(super) fn followed_by(&self, new: &Self) -> Self {
         Self { key: self.key.followed_by(&new.key), value: self.value.followed_by(&new.value) }
+    }
+
+    /// The same as an operator of ours multiplies them.
+    fn factors(&self, precision: Precision) -> Self {
+        let factors = |heads: &Heads| Heads { values: precision.factor(&heads.values).into_owned(), ..*heads };
+        Self { key: factors(&self.key), value: factors(&self.value) }
     }
 }
 
@@ -165,7 +171,7 @@ impl Attention {
     ) -> Result<Sequence, ReferenceError> {
         let routed = queries.real.iter().map(|real| *real || !self.skip_padded_queries).collect();
         let routing = self.router.route(x, routed, tape)?;
-        let sums = x.sums();
+        let (sums, source) = (x.sums(), &source.factors(x.precision));
         let mut values = Vec::with_capacity(x.batch * x.tokens);
         for slots in routing.slots() {
             let rows: Vec<&[f64]> = slots.tokens.iter().map(|token| x.token(*token)).collect();
@@ -174,7 +180,7 @@ impl Attention {
                 let tokens = queries.iter_mut().zip(&slots.tokens);
                 tokens.for_each(|(query, token)| rotary.turn(query, positions.0[*token]));
             }
-            let attended = self.attend(sums, &queries, &slots.tokens, x.tokens, source, keys);
+            let attended = self.attend(x.precision, &queries, &slots.tokens, x.tokens, source, keys);
             let outputs = self.output.each(x.precision, &slices(&attended), &slots.experts);
             for (token, mut y) in slots.range.clone().zip(slots.sums(sums, self.width, &outputs)) {
                 if let (Some(bias), true) = (&self.bias, routing.routed[token]) {
@@ -186,10 +192,11 @@ impl Attention {
         Ok(x.with(self.width, values))
     }
 
-    /// What each of the `queries`, `[G·D]`, of the tokens `of`, counted over rows of `tokens`, attends to: `[G·D]`.
+    /// What each of the `queries`, `[G·D]`, of the tokens `of`, counted over rows of `tokens`, attends to: `[G·D]`;
+    /// `source` holds factors.
     fn attend(
         &self,
-        sums: Sums,
+        precision: Precision,
         queries: &[Vec<f64>],
         of: &[usize],
         tokens: usize,
@@ -203,29 +210,30 @@ impl Attention {
             let end = if self.causal { past + t + 1 } else { source.key.tokens };
             let visible: Vec<usize> = (0..end).filter(|s| keys.is_real(b, *s)).collect();
             let heads = queries[index].chunks_exact(self.head_size).enumerate();
-            heads.flat_map(|(g, query)| self.attend_head(sums, query, source, [b, g], &visible)).collect()
+            heads.flat_map(|(g, query)| self.attend_head(precision, query, source, [b, g], &visible)).collect()
         })
     }
 
     /// What `query` `[D]` takes of the values of the `visible` tokens of row `b`, head `g`; 0 where there are none.
     fn attend_head(
         &self,
-        sums: Sums,
+        precision: Precision,
         query: &[f64],
         source: &KeyValues,
         [b, g]: [usize; 2],
         visible: &[usize],
     ) -> Vec<f64> {
-        let scale = 1.0 / (query.len() as f64).sqrt();
+        let (sums, scale) = (precision.sums(), 1.0 / (query.len() as f64).sqrt());
         let query: Vec<f64> = query.iter().map(|q| q * scale).collect();
+        let query = precision.factor(&query);
         let scores: Vec<f64> = visible.iter().map(|s| dot(sums, &query, source.key.row(b, g, *s))).collect();
         let weights = match self.attention_mode {
             AttentionMode::Softmax => softmax(sums, &scores),
             AttentionMode::StickBreaking => stick_breaking(sums, &scores),
         };
         let mut attended = vec![0.0; query.len()];
-        for (s, weight) in visible.iter().zip(weights) {
-            add_scaled(sums, &mut attended, weight, source.value.row(b, g, *s));
+        for (s, weight) in visible.iter().zip(precision.factor(&weights).iter()) {
+            add_scaled(sums, &mut attended, *weight, source.value.row(b, g, *s));
         }
         attended
     }
@@ -288,7 +296,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::reference::{Routing, sequence::Precision, stored::to_bf16};
+    use crate::reference::{Routing, math::Sums, stored::to_bf16};
 
     const TOKENS: usize = 5;
 
@@ -338,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_and_outputs_are_of_rounded_rows_and_routers_and_scores_are_not() {
+    fn queries_and_outputs_are_of_rounded_rows_and_routers_are_not() {
         let [x, single] = [Precision::Products, Precision::Single].map(input);
         let layer = layer(false);
         let source = layer.keys_values(&single);
@@ -352,11 +360,38 @@ mod tests {
         let rows: Vec<_> = slots.tokens.iter().map(|token| in_bf16(single.token(*token))).collect();
         let sums = Sums::Single;
         let queries = layer.query.each(Precision::Single, &slices(&rows), &slots.experts);
-        let attended = layer.attend(sums, &queries, &slots.tokens, TOKENS, &source, &mask);
+        let source = source.factors(Precision::Products);
+        let attended = layer.attend(Precision::Products, &queries, &slots.tokens, TOKENS, &source, &mask);
         let attended: Vec<_> = attended.iter().map(|row| in_bf16(row)).collect();
         let outputs = layer.output.each(Precision::Single, &slices(&attended), &slots.experts);
         let mut expected = slots.sums(sums, 16, &outputs);
         expected.iter_mut().for_each(|y| layer.bias.iter().for_each(|bias| add_scaled(sums, y, 1.0, bias)));
         assert_eq!(found, single.with(16, expected).values);
+    }
+
+    /// Queries, keys, weights and values are rounded once each, and sums are not.
+    #[test]
+    fn both_factors_of_scores_and_of_what_is_attended_to_are_rounded() {
+        let layer = layer(false);
+        let [x, single] = [Precision::Products, Precision::Single].map(input);
+        let source = layer.keys_values(&single);
+        let visible: Vec<usize> = (0..TOKENS).collect();
+        let query: Vec<f64> = x.token(0)[..8].to_vec();
+        let attend = |precision, source: &KeyValues| layer.attend_head(precision, &query, source, [0, 0], &visible);
+        let factors = source.factors(Precision::Products);
+        assert_eq!(factors.key.values, in_bf16(&source.key.values));
+        assert_eq!(factors.value.values, in_bf16(&source.value.values));
+        assert_eq!(source.factors(Precision::Single).value, source.value);
+        let scaled: Vec<f64> = query.iter().map(|q| q / 8f64.sqrt()).collect();
+        let score = |s: &usize| dot(Sums::Single, &in_bf16(&scaled), factors.key.row(0, 0, *s));
+        let weights = softmax(Sums::Single, &visible.iter().map(score).collect::<Vec<_>>());
+        let mut expected = vec![0.0; 8];
+        for (s, weight) in in_bf16(&weights).into_iter().enumerate() {
+            add_scaled(Sums::Single, &mut expected, weight, factors.value.row(0, 0, s));
+        }
+        let found = attend(Precision::Products, &factors);
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-12;
+        assert!(found.iter().zip(&expected).all(near), "{found:?} {expected:?}");
+        assert!(!found.iter().zip(&attend(Precision::Single, &source)).all(near));
     }
 }

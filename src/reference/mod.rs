@@ -232,7 +232,7 @@ impl Reference {
         self.activations
     }
 
-    /// What [`Self::run_rounded`] rounds to before products of our operators with their trained matrices, where that is
+    /// What [`Self::run_rounded`] rounds to before products of our operators, where that is
     /// less than [`Self::activations`].
     pub fn products(&self) -> Option<FloatType> {
         (self.precision() == Precision::Products).then_some(FloatType::Bf16)

@@ -18,7 +18,7 @@ pub(super) enum Precision {
     Double,
     /// f32.
     Single,
-    /// f32, and bf16 what our operators multiply with their trained matrices.
+    /// f32, and bf16 what our operators multiply.
     Products,
     /// f16.
     Half,
@@ -48,7 +48,7 @@ impl Precision {
         }
     }
 
-    /// A vector as an operator of ours multiplies it with its trained matrices.
+    /// Values as an operator of ours multiplies them.
     pub(super) fn factor(self, vector: &[f64]) -> Cow<'_, [f64]> {
         match self {
             Self::Products => vector.iter().map(|value| to_bf16(*value)).collect(),
@@ -94,7 +94,7 @@ impl Sequence {
         (0..self.batch * self.tokens).map(|index| self.token(index)).collect()
     }
 
-    /// The same vectors as an operator of ours multiplies them with its trained matrices.
+    /// The same vectors as an operator of ours multiplies them.
     pub(super) fn factors(&self) -> Self {
         Self { values: self.precision.factor(&self.values).into_owned(), ..*self }
     }
