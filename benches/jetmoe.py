@@ -4,12 +4,13 @@
     python3 benches/jetmoe.py [--threads 2] [--rounds 9] [--only CASE ...] [--rivals NAME ...] [--json FILE]
 
 Random weights whose values are bf16, as those of jetmoe/jetmoe-8b, d 2048, 16 key/value heads of 128, E 8, k 2, MLP 1408,
-vocabulary 4096. The rivals: PyTorch eager of transformers in f32, and the same model in bf16 ("eager bf16"); mobius'
-graph in f32 on the same ONNX Runtime; torch.onnx with dynamo and eager attention. Every output is compared first with
-PyTorch's in f32, and what is wrong is not timed. Bursts take turns as in cpu_operator.py, which see for ratios.
-`--dtype bf16` adds our export with weights stored in bf16, `bf16-products` one whose products may have factors of bf16,
-`int8` and `int4` those with matrices in integers, which are compared with PyTorch on the weights that these stand for.
-A decode step of ours writes its caches in place; beside it stands "copying", where past and present are buffers of their own.
+vocabulary 4096. The rivals: PyTorch eager of transformers in f32; the same model in bf16, with its own attention and
+with torch's ("eager bf16", "sdpa bf16"); mobius' graph in f32 on the same ONNX Runtime; torch.onnx with dynamo and eager
+attention. Every output is compared first with PyTorch's in f32, and what is wrong is not timed. Bursts take turns as in
+cpu_operator.py, which see for ratios. `--dtype bf16` adds our export with weights stored in bf16, `bf16-products` one
+whose products may have factors of bf16, `int8` and `int4` those with matrices in integers, which are compared with
+PyTorch on the weights that these stand for. A decode step of ours writes its caches in place; beside it stands
+"copying", where past and present are buffers of their own.
 """
 
 import argparse
@@ -34,7 +35,8 @@ SIZES = dict(
 )
 # Tokens and past of each case.
 CASES = {"T1": (1, 0), "T16": (16, 0), "T128": (128, 0), "T512": (512, 0), "T2048": (2048, 0), "decode-past128": (1, 128)}
-RIVALS = ["eager", "eager bf16", "mobius", "dynamo"]
+PYTORCH = ["eager", "eager bf16", "sdpa bf16"]
+RIVALS = [*PYTORCH, "mobius", "dynamo"]
 DTYPES = ["bf16", "bf16-products", "int8", "int4"]
 BLOCK = 32
 # Bytes of a weight in integers; of int4 with its share of a scale.
@@ -43,7 +45,7 @@ DYNAMO = "dynamo.onnx"
 TOLERANCE = 2e-4
 # Of a token, where factors of products are bf16.
 TOLERANCE_BF16 = 0.05
-ROUNDS = ("eager bf16", "ours bf16-products")
+ROUNDS = ("eager bf16", "sdpa bf16", "ours bf16-products")
 GOALS = [
     ("decode-past128", "mobius", 3.5), ("T128", "mobius", 2.5), ("T512", "mobius", 2.5), ("T128", "eager", 1.6),
     ("T512", "eager", 1.6),
@@ -99,10 +101,15 @@ def in_integers(model, dtype):
     return model
 
 
-def in_pytorch(model, rival):
+def in_pytorch(model, rival, folder):
     import torch
+    from transformers import JetMoeForCausalLM
 
-    return copy.deepcopy(model).to(torch.bfloat16) if rival == "eager bf16" else model
+    attention, *halved = rival.split()
+    dtype = torch.bfloat16 if halved else torch.float32
+    if attention == "eager":
+        return copy.deepcopy(model).to(dtype) if halved else model
+    return JetMoeForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=dtype).eval()
 
 
 class Inputs:
@@ -419,7 +426,7 @@ def main():
         for name, note in head["rivals"].items():
             print(f"{name}: {note}")
         models = {"fp32": model} | {dtype: in_integers(model, dtype) for dtype in args.dtype if dtype in WIDTHS}
-        eager = {name: in_pytorch(model, name) for name in args.rivals if name.startswith("eager")}
+        eager = {name: in_pytorch(model, name, work / "checkpoint") for name in args.rivals if name in PYTORCH}
         results, reads = {}, [bench.read_bandwidth(args.threads)]
         for name in args.only:
             reads.append(bench.read_bandwidth(args.threads))
