@@ -45,7 +45,7 @@ use crate::{
     reference::{Part, Reference},
 };
 use graph_check::{GraphCheck, Truth};
-use settings::{Settings, check_part};
+use settings::{Settings, check_part, may_round_products};
 
 /// What the user may say about a verification.
 #[derive(Debug, Clone, Copy, Default)]
@@ -422,7 +422,8 @@ fn run_backend(
     seed: u64,
 ) -> Result<BackendReport, VerifyError> {
     let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file));
-    let exact = || backend.computes_bodies().then(|| truth.reference.with_exact_products());
+    let may_round = !backend.computes_bodies() && may_round_products(files.graphs.iter().map(|(_, file)| file));
+    let exact = || (!may_round).then(|| truth.reference.with_exact_products());
     let rounding = rounded.map(|to| truth.reference.rounding_to(to)).or_else(exact);
     let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };
     let activations = truth.reference.activations();

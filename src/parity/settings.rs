@@ -102,14 +102,15 @@ fn shown_precision(files: &[&OnnxFile]) -> Precision {
         (DataType::Int8, Precision::Int8),
     ];
     match kinds.into_iter().find(|(kind, _)| stores(*kind)) {
-        Some((_, Precision::Bf16)) if rounds_products(files) => Precision::Bf16Products,
+        Some((_, Precision::Bf16)) if may_round_products(files.iter().copied()) => Precision::Bf16Products,
         shown => shown.map_or(Precision::Fp32, |(_, precision)| precision),
     }
 }
 
-fn rounds_products(files: &[&OnnxFile]) -> bool {
+/// Whether a node allows products with rounded factors.
+pub(super) fn may_round_products<'a>(files: impl IntoIterator<Item = &'a OnnxFile>) -> bool {
     let mut any = false;
-    for graph in files.iter().filter_map(|file| file.graph()) {
+    for graph in files.into_iter().filter_map(OnnxFile::graph) {
         for_each_node(&graph.node, &mut |node| any |= accuracy_of(node) == AccuracyLevel::Bf16);
     }
     any

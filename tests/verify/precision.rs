@@ -130,11 +130,16 @@ fn the_accuracy_of_products_is_what_nodes_and_metadata_say() {
     let lost = of_products(Precision::Bf16Products, |model| {
         ours(model).for_each(|node| node.attribute.retain(|attribute| attribute.name != level().name));
     });
-    for (result, dtype) in [(gained, "bf16"), (lost, "bf16-products")] {
+    for (result, dtype) in [(&gained, "bf16"), (&lost, "bf16-products")] {
         let difference = result.audits[0].nodes.as_ref().unwrap().difference.clone();
         assert!(difference.is_some_and(|found| found.starts_with("node ")), "{result:?}");
-        assert_eq!((result.dtype.as_str(), result.passed()), (dtype, true));
+        assert_eq!(result.dtype, dtype);
+        assert!(result.backends.iter().all(|report| report.products.is_none()), "{result:?}");
     }
+    assert!(lost.passed(), "{lost:?}");
+    // The library rounds where the processor has the instruction, and is then held to what the metadata say.
+    let bodies = gained.backends.iter().filter(|report| report.backend != "ort");
+    assert!(bodies.flat_map(|report| &report.graphs).all(|graph| graph.passed()), "{gained:?}");
 }
 
 /// Of these, the tolerance of rounded products explains none.
