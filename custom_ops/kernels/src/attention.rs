@@ -316,7 +316,7 @@ impl Rows {
         out: &mut Tile<'_, f32>,
     ) {
         let even = keys.len() & !1;
-        if even == keys.len() || even > 0 {
+        if keys.len() != 1 {
             with_pairs(with.isa, Left::new(weights, starts, even), None, |left| {
                 let right = with.panels.value(self.pair, keys.start).of_pairs();
                 multiply(with.isa, left, right, (write, places, with.head), out);

@@ -65,7 +65,7 @@
 //! multiplies pairs of bf16 in the time of an f32, both factors of every product but the router's are rounded, those of
 //! attention too unless it is `decode` or one of the two for few tokens, and two inner steps are added at a time: the
 //! later one first. Of values, a pair is two keys; one that a row sees without the key behind it is added alone, with
-//! the same bits.
+//! the same bits but for subnormal numbers, which pairs take for 0.
 //!
 //! # Padding
 //!

@@ -8,6 +8,7 @@ use moa_schema::AccuracyLevel;
 use crate::check;
 use crate::geometry::Geometry;
 use crate::kernel_scratch::Scratch;
+use crate::key_panels::KEYS_PER_TILE;
 use crate::narrowed::{Narrowed, needs_four_bytes};
 use crate::packed::{PackScratch, Packed, Panels};
 use crate::simd::{Instructions, Isa, pairs, tiles, widened};
@@ -156,7 +157,7 @@ impl Prepared {
         }
     }
 
-    /// Whether rows of many tokens are rounded before they are multiplied with weights of bf16.
+    /// Whether calls of many tokens round factors of products where weights are bf16.
     pub fn rounds_rows(&self) -> bool {
         self.isa.rounds()
     }
@@ -231,7 +232,7 @@ impl Prepared {
         let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
         let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
-        let longest = |packed: &Arc<Packed>| pairs::thread_bytes(packed.geometry().inner);
+        let longest = |packed: &Arc<Packed>| pairs::thread_bytes(packed.geometry().inner.max(KEYS_PER_TILE));
         let pairs = self.weights.iter().flatten().filter(|packed| matches!(packed.panels(), Panels::Bf16(_)));
         let rounded = if self.isa.rounds() { pairs.map(longest).max().unwrap_or(0) } else { 0 };
         tiles + rounded + if widens { widened::THREAD_BYTES } else { 0 }

@@ -18,6 +18,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use super::portable::multiply_add;
+
 /// The bits of an f32 that are a bf16.
 pub(super) const UPPER: i32 = 0xffff_0000_u32.cast_signed();
 
@@ -50,7 +52,7 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
 
     /// `sum`, and the product of a value of the left factor with what [`Element::load`] gives.
     fn multiply_add(value: f32, lane: f32, sum: f32) -> f32 {
-        if cfg!(target_arch = "aarch64") { value.mul_add(lane, sum) } else { value * lane + sum }
+        multiply_add(value, lane, sum)
     }
 
     /// The values where they are f32.

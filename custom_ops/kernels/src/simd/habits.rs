@@ -1,4 +1,4 @@
-//! What was measured of processors and cannot be asked of them.
+//! What is known of processors and cannot be asked of them: measured, but where something else is said.
 
 /// Streams in which a single row takes far weights; its bits are the same in both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) struct Habits {
 const UNKNOWN: Habits = Habits { streams: Streams::Several, two_passes: false, doubles_pairs: false };
 
 /// AMD's Zen 5 gives a core 134 GB/s in one stream and 115 to 122 in four, Zen 4 is slower with one and has units of 8
-/// lanes. Zen 5 adds 550 GFLOP/s of bf16 a core where it adds 275 of f32.
+/// lanes. Zen 5 adds 550 GFLOP/s of bf16 a core where it adds 275 of f32; of Zen 4 as much is expected, not measured.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) fn known() -> Habits {
     use std::arch::x86_64::__cpuid;

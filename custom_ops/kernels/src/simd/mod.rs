@@ -117,12 +117,12 @@ pub enum Instructions {
     Amx,
 }
 
-/// What happens to rows before they are multiplied with weights of bf16.
+/// What happens to factors of products where weights are bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rows {
     /// Nothing.
     Kept,
-    /// They are rounded to bf16, and multiplied by AVX512_BF16.
+    /// They are rounded to bf16, but the router's, and multiplied by AVX512_BF16.
     Rounded,
 }
 
@@ -178,7 +178,7 @@ impl Isa {
         Self(self.0.min(Instructions::Avx512), self.1, self.2)
     }
 
-    /// The same, by which rows are rounded where that makes products faster: on AMX tiles they are faster as they are.
+    /// The same, by which factors are rounded where that makes products faster: AMX tiles are faster without.
     pub(crate) fn rounding(self) -> Self {
         #[cfg(target_arch = "x86_64")]
         if self.0 == Instructions::Avx512 && self.1.doubles_pairs && is_x86_feature_detected!("avx512bf16") {
@@ -187,12 +187,12 @@ impl Isa {
         self
     }
 
-    /// The same, by which no row is rounded.
+    /// The same, by which no factor is rounded.
     pub(crate) fn keeping_rows(self) -> Self {
         Self(self.0, self.1, Rows::Kept)
     }
 
-    /// Whether rows that are multiplied with weights of bf16 are rounded.
+    /// Whether factors of products are rounded where weights are bf16.
     pub(crate) fn rounds(self) -> bool {
         self.2 == Rows::Rounded
     }

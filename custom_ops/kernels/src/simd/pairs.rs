@@ -1,4 +1,5 @@
-//! Rows rounded to bf16, and their products with weights of bf16: two inner steps at a time, by AVX512_BF16.
+//! Rows rounded to bf16, and their products with weights, keys and values of bf16: two inner steps at a time, by
+//! AVX512_BF16.
 //!
 //! A pair of a row stands where an f32 would, so that the microkernels find pairs where they find values. The
 //! instruction adds the product of the second values to the sum, then that of the first, both exact until the sum is

@@ -4,7 +4,7 @@ use super::product::{Mode, Raw};
 use super::{Element, LANES, PANEL};
 
 /// `a · b + c`; fused where the architecture always has the instruction.
-fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
 }
 

@@ -309,7 +309,8 @@ pub(super) const fn streams<W: Element>() -> usize {
 #[cfg(target_arch = "x86_64")]
 fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
-        _ if W::IS_PAIR && !isa.rounds() => portable::block,
+        _ if W::IS_PAIR && isa.rounds() => avx512::kernel(rows, vectors),
+        _ if W::IS_PAIR => portable::block,
         Instructions::Portable => portable::block,
         Instructions::Avx2 => avx2::kernel(rows, vectors),
         Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),

@@ -29,7 +29,8 @@ fn to_bf16(values: &[f32]) -> Vec<f32> {
 
 /// Every expert has four rows or more on average; rows that are moved apart, odd ones, blocks of many tokens, keys of
 /// more than one tile.
-const SHAPES: [[usize; 7]; 6] = [
+const SHAPES: [[usize; 7]; 7] = [
+    [24, 64, 0, 64, 5, 1, 128],
     [1, 70, 250, 24, 2, 2, 33],
     [1, 40, 0, 24, 2, 2, 16],
     [2, 33, 5, 1024, 3, 1, 32],
