@@ -155,12 +155,12 @@ def layer_outputs(shape, heads=None, head=None):
     return outputs
 
 
-def operator(shape, weights, feeds):
+def operator(shape, weights, feeds, accuracy_level=0):
     """The layer as one `ai.moa.MoASelfAttention` node."""
-    return operators(shape, [weights], feeds)
+    return operators(shape, [weights], feeds, accuracy_level)
 
 
-def operators(shape, layers, feeds):
+def operators(shape, layers, feeds, accuracy_level=0):
     """A node for each of `layers`, one behind the other, with one past for all; the last one's outputs are the model's."""
     g = Graph()
     x, mask = "x", g.constant(np.ones((shape.batch, shape.keys), np.int32))
@@ -177,6 +177,7 @@ def operators(shape, layers, feeds):
             "MoASelfAttention", *inputs, names=outputs, domain="ai.moa",
             top_k=shape.k, kv_num_heads=shape.heads, causal=int(shape.jetmoe), scale=shape.head**-0.5,
             gate_mode=shape.gate_mode, skip_padded_queries=1, attention_mode="softmax",
+            **({"accuracy_level": accuracy_level} if accuracy_level else {}),
         )  # fmt: skip
         x = outputs[0]
     return g.model(shape, feeds, layer_outputs(shape))

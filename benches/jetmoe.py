@@ -243,10 +243,10 @@ def error(found, expected):
     return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
 
 
-def maker(of):
+def maker(of, shared):
     """What makes a run of inputs that gives logits in f32, for a session or a model of PyTorch."""
     if isinstance(of, onnxruntime.InferenceSession):
-        return lambda inputs: OrtRun(of, inputs)
+        return lambda inputs: OrtRun(of, inputs, shared)
     return lambda inputs: lambda: EagerRun(of, inputs)().float().numpy()
 
 
@@ -326,7 +326,7 @@ def measure(name, sessions, models, eager, args, bandwidth):
         plain = contender.removesuffix(" copying")
         rounds = plain in ROUNDS
         if rounds:
-            found = error_of_tokens(maker((sessions | eager)[plain]), model, name)
+            found = error_of_tokens(maker((sessions | eager)[plain], past > 0 and plain == contender), model, name)
         else:
             found = error(np.asarray(run()), of(contender).logits)
         result["relative_error"][contender] = found
