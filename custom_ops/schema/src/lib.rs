@@ -99,9 +99,9 @@ pub const ACCURACY_LEVEL: &str = "accuracy_level";
 
 /// What a kernel may round both factors of its products to, but those of the router; it may also round nothing.
 ///
-/// The factors are hidden states, queries, keys, weights of keys, values, hidden rows of experts and trained matrices.
-/// Sums, and what is computed of them, stay f32. The numbers are those of the attribute of the same name of ONNX
-/// Runtime's `com.microsoft.MatMulNBits`.
+/// The factors are hidden states, queries, keys, weights of keys, values, what is attended to, hidden rows of experts
+/// and trained matrices. Sums, and what is computed of them, stay f32. The numbers are those of the attribute of the
+/// same name of ONNX Runtime's `com.microsoft.MatMulNBits`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AccuracyLevel {
     /// Nothing: the factors have the type of the activations or of the matrices, or f32.
