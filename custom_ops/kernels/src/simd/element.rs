@@ -56,10 +56,14 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
     }
 
     /// The values where they are f32.
-    fn direct(values: &[Self]) -> Option<&[f32]>;
+    fn direct(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
 
     /// The values where they stand as AMX tiles take them: pairs of inner steps in bf16.
-    fn pairs(values: &[Self]) -> Option<&[bf16]>;
+    fn pairs(_: &[Self]) -> Option<&[bf16]> {
+        None
+    }
 
     /// The values where they are integers, each of them a bf16.
     fn integers(_: &[Self]) -> Option<&[i8]> {
@@ -174,10 +178,6 @@ impl Element for f32 {
         Some(values)
     }
 
-    fn pairs(_: &[Self]) -> Option<&[bf16]> {
-        None
-    }
-
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
@@ -219,10 +219,6 @@ impl Element for [bf16; 2] {
     unsafe fn load(from: *const Self, step: usize) -> f32 {
         // SAFETY: by the caller's promise.
         f32::from_bits(u32::from(unsafe { *from }[step % 2].to_bits()) << 16)
-    }
-
-    fn direct(_: &[Self]) -> Option<&[f32]> {
-        None
     }
 
     fn pairs(values: &[Self]) -> Option<&[bf16]> {
@@ -278,14 +274,6 @@ impl Element for f16 {
         unsafe { *from }.to_f32()
     }
 
-    fn direct(_: &[Self]) -> Option<&[f32]> {
-        None
-    }
-
-    fn pairs(_: &[Self]) -> Option<&[bf16]> {
-        None
-    }
-
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
@@ -326,14 +314,6 @@ impl Element for i8 {
     unsafe fn load(from: *const Self, _: usize) -> f32 {
         // SAFETY: by the caller's promise.
         unsafe { *from }.into()
-    }
-
-    fn direct(_: &[Self]) -> Option<&[f32]> {
-        None
-    }
-
-    fn pairs(_: &[Self]) -> Option<&[bf16]> {
-        None
     }
 
     fn integers(values: &[Self]) -> Option<&[i8]> {

@@ -14,7 +14,6 @@ use std::arch::x86_64::{
 #[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
-use half::bf16;
 use moa_schema::BLOCK;
 
 use super::element::UPPER;
@@ -96,14 +95,6 @@ impl Element for Nibbles {
         integer as f32 * f32::from_bits(scales.0 << scale_shift(step) & UPPER.cast_unsigned())
     }
 
-    fn direct(_: &[Self]) -> Option<&[f32]> {
-        None
-    }
-
-    fn pairs(_: &[Self]) -> Option<&[bf16]> {
-        None
-    }
-
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
@@ -161,6 +152,8 @@ impl Element for Nibbles {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
     use crate::geometry::Geometry;
     use crate::packed::{Packed, Panels};

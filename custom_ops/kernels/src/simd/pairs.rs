@@ -9,9 +9,8 @@
 use std::arch::asm;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256, __m256bh, __m256i, __m512, __m512bh, __m512i, _mm256_castsi256_ps, _mm256_loadu_si256, _mm512_castsi512_ps,
-    _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_or_si512, _mm512_slli_epi32, _mm512_storeu_si512,
+    __m256, __m256bh, __m256i, __m512, __m512bh, __m512i, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh,
+    _mm512_cvtneps_pbh, _mm512_loadu_ps, _mm512_or_si512, _mm512_slli_epi32, _mm512_storeu_si512,
 };
 use std::cell::Cell;
 
@@ -87,27 +86,20 @@ impl Element for Pair {
         first * of_first + (second * of_second + sum)
     }
 
-    fn direct(_: &[Self]) -> Option<&[f32]> {
-        None
-    }
-
-    fn pairs(_: &[Self]) -> Option<&[bf16]> {
-        None
-    }
-
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
     unsafe fn row16(from: *const Self, _: usize) -> [__m512i; 2] {
-        // SAFETY: by the caller's promise.
-        unsafe { [_mm512_loadu_si512(from.cast()); 2] }
+        // SAFETY: by the caller's promise; a pair has the bits of an f32.
+        unsafe { f32::row16(from.cast(), 0) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
     #[inline]
-    unsafe fn next16([row, _]: &mut [__m512i; 2]) -> __m512 {
-        _mm512_castsi512_ps(*row)
+    unsafe fn next16(row: &mut [__m512i; 2]) -> __m512 {
+        // SAFETY: by the caller's promise.
+        unsafe { f32::next16(row) }
     }
 
     /// The instruction has a feature that the microkernels do not ask for, since they serve processors without it too:
@@ -133,15 +125,16 @@ impl Element for Pair {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn row8(from: *const Self, _: usize) -> [__m256i; 2] {
-        // SAFETY: by the caller's promise.
-        unsafe { [_mm256_loadu_si256(from.cast()); 2] }
+        // SAFETY: by the caller's promise; a pair has the bits of an f32.
+        unsafe { f32::row8(from.cast(), 0) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    unsafe fn next8([row, _]: &mut [__m256i; 2]) -> __m256 {
-        _mm256_castsi256_ps(*row)
+    unsafe fn next8(row: &mut [__m256i; 2]) -> __m256 {
+        // SAFETY: by the caller's promise.
+        unsafe { f32::next8(row) }
     }
 }
 
