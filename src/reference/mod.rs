@@ -277,7 +277,7 @@ impl Reference {
         match (self.activations, self.products) {
             (FloatType::F16, _) => Precision::Half,
             (FloatType::Bf16, _) => Precision::Brain,
-            (FloatType::F32, AccuracyLevel::Activations) => Precision::Single,
+            (FloatType::F32, AccuracyLevel::Activations | AccuracyLevel::Int8) => Precision::Single,
             (FloatType::F32, AccuracyLevel::Bf16) => Precision::Products,
         }
     }

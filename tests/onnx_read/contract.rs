@@ -24,7 +24,7 @@ fn a_node_as_the_contract_says_is_read() {
     let mut prepared = feed_forward_model();
     node_in(&mut prepared).attribute.extend([int("present_inputs", 0xF), text("plugin_version", "1")]);
     read(&prepared).unwrap();
-    for level in [0, 3] {
+    for level in [0, 3, 4] {
         let mut rounding = feed_forward_model();
         node_in(&mut rounding).attribute.push(int("accuracy_level", level));
         read(&rounding).unwrap();
@@ -65,8 +65,8 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
             node_in(m).input.push("x".into());
             node_in(m).attribute.push(int("present_inputs", 0b1000_1111));
         }),
-        (Malformed, "`accuracy_level` must be 0 or 3, found 4", |m| {
-            node_in(m).attribute.push(int("accuracy_level", 4));
+        (Malformed, "`accuracy_level` must be 0, 3 or 4, found 2", |m| {
+            node_in(m).attribute.push(int("accuracy_level", 2));
         }),
         (Malformed, "`accuracy_level` must be of type INT", |m| {
             node_in(m).attribute.push(text("accuracy_level", "3"));

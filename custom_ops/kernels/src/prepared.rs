@@ -152,7 +152,7 @@ impl Prepared {
     #[must_use]
     pub fn with_accuracy(self, level: AccuracyLevel) -> Self {
         match level {
-            AccuracyLevel::Activations => self,
+            AccuracyLevel::Activations | AccuracyLevel::Int8 => self,
             AccuracyLevel::Bf16 => Self { isa: self.isa.rounding(), ..self },
         }
     }

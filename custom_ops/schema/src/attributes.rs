@@ -288,11 +288,11 @@ mod tests {
         }
 
         assert_eq!(accuracy_level(&Silent), Ok(AccuracyLevel::Activations));
-        for (number, level) in [(0, AccuracyLevel::Activations), (3, AccuracyLevel::Bf16)] {
+        for (number, level) in [(0, AccuracyLevel::Activations), (3, AccuracyLevel::Bf16), (4, AccuracyLevel::Int8)] {
             assert_eq!(accuracy_level(&Fixed(number, 0.0, "")), Ok(level));
         }
-        for number in [-1, 1, 2, 4] {
-            let expected = format!("attribute `accuracy_level` must be 0 or 3, found {number}");
+        for number in [-1, 1, 2, 5] {
+            let expected = format!("attribute `accuracy_level` must be 0, 3 or 4, found {number}");
             assert_eq!(accuracy_level(&Fixed(number, 0.0, "")), Err(AttributeError(expected)));
         }
     }

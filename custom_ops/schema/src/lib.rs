@@ -97,29 +97,34 @@ pub const PLUGIN_NAMESPACE: &str = "plugin_namespace";
 /// Attribute of a node, which any of the operators may have: an [`AccuracyLevel`] by its number.
 pub const ACCURACY_LEVEL: &str = "accuracy_level";
 
-/// What a kernel may round both factors of its products to, but those of the router; it may also round nothing.
+/// What a kernel may round factors of its products to, but those of the router; it may also round nothing.
 ///
-/// The factors are hidden states, queries, keys, weights of keys, values, what is attended to, hidden rows of experts
-/// and trained matrices. Sums, and what is computed of them, stay f32. The numbers are those of the attribute of the
-/// same name of ONNX Runtime's `com.microsoft.MatMulNBits`.
+/// The numbers are those of the attribute of the same name of ONNX Runtime's `com.microsoft.MatMulNBits`. Sums, and what
+/// is computed of them, stay f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AccuracyLevel {
     /// Nothing: the factors have the type of the activations or of the matrices, or f32.
     #[default]
     Activations,
-    /// bf16, to nearest.
+    /// Both factors to bf16, to nearest: hidden states, queries, keys, weights of keys, values, what is attended to,
+    /// hidden rows of experts and trained matrices.
     Bf16,
+    /// Of products with trained matrices of integers the other factor, hidden states, what is attended to and hidden
+    /// rows of experts, to int8: to the nearest of 255 multiples of 1/127 of the largest magnitude among each [`BLOCK`]
+    /// inner steps of a row.
+    Int8,
 }
 
 impl AccuracyLevel {
     /// Every level, in the order of the documentation.
-    pub const ALL: [Self; 2] = [Self::Activations, Self::Bf16];
+    pub const ALL: [Self; 3] = [Self::Activations, Self::Bf16, Self::Int8];
 
     /// The value of [`ACCURACY_LEVEL`]; a node without that attribute is as one that has 0.
     pub const fn number(self) -> i64 {
         match self {
             Self::Activations => 0,
             Self::Bf16 => 3,
+            Self::Int8 => 4,
         }
     }
 }

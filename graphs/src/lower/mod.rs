@@ -163,7 +163,7 @@ fn check_products(model: &Model, Options { form, precision, .. }: Options) -> Re
     };
     match precision.accuracy_level() {
         AccuracyLevel::Activations => Ok(()),
-        AccuracyLevel::Bf16 => Err(LowerError::NoProducts { dtype: precision.as_str(), place }),
+        AccuracyLevel::Bf16 | AccuracyLevel::Int8 => Err(LowerError::NoProducts { dtype: precision.as_str(), place }),
     }
 }
 
