@@ -6,18 +6,23 @@ use moa_kernels::measure::{SIZES, product, streams};
 
 fn main() {
     println!("rows times weights from memory, one thread: billion weights a second");
-    println!("{:>6}  {:>6}  {:>8}  {:>8}  {:>10}", "rows", "stored", "vectors", "best", "best, GB/s");
+    println!(
+        "{:>6}  {:>6}  {:>8}  {:>8}  {:>10}  {:>9}",
+        "rows", "stored", "vectors", "best", "best, GB/s", "quantized"
+    );
     for figure in streams() {
-        let (stored, rows, [vectors, best]) = (figure.stored, figure.rows, figure.weights);
-        println!("{rows:>6}  {stored:>6}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes);
+        let (stored, rows, [vectors, best, quantized]) = (figure.stored, figure.rows, figure.weights);
+        print!("{rows:>6}  {stored:>6}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes);
+        println!("  {quantized:>9.2}");
     }
     println!(
-        "{:>20}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  GFLOP/s",
-        "rows x inner x columns", "vectors", "best", "bf16", "rounded", "gemm"
+        "{:>20}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  GFLOP/s",
+        "rows x inner x columns", "vectors", "best", "bf16", "rounded", "int8", "int4", "gemm"
     );
     for figure in SIZES.into_iter().filter_map(product) {
         let ([rows, inner, columns], [best, brain]) = (figure.sizes, figure.best);
         print!("{rows:>6} x {inner:>4} x {columns:>4}    {:>8.0}  {best:>8.0}  {brain:>8.0}", figure.packed);
-        println!("  {:>8.0}  {:>8.0}", figure.rounded, figure.gemm);
+        let [int8, int4] = figure.quantized;
+        println!("  {:>8.0}  {int8:>8.0}  {int4:>8.0}  {:>8.0}", figure.rounded, figure.gemm);
     }
 }

@@ -17,8 +17,8 @@ use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, blocks};
-use crate::simd::pairs::{nearest_bf16, with_pairs};
-use crate::simd::{Element, Isa, Left, PANEL, Product, ROWS, Right, Write};
+use crate::simd::pairs::nearest_bf16;
+use crate::simd::{Element, Form, Isa, Left, PANEL, Product, ROWS, Right, Write, with_rounded};
 
 /// Query rows (tokens times slots) that one task on vectors aims at.
 const QUERY_ROWS: usize = 64;
@@ -279,7 +279,7 @@ impl Rows {
         let write = (Write::Replace, &IN_ORDER[..], keys.len());
         let mut out = Tile::dense(&mut scores.0, KEYS_PER_TILE);
         match with.panels.rounded() {
-            true => with_pairs(with.isa, left, None, |left| {
+            true => with_rounded((with.isa, Form::Pairs), left, None, |left| {
                 multiply(with.isa, left, right.of_pairs(), write, &mut out);
             }),
             false => multiply(with.isa, left, right, write, &mut out),
@@ -317,7 +317,7 @@ impl Rows {
     ) {
         let even = keys.len() & !1;
         if keys.len() != 1 {
-            with_pairs(with.isa, Left::new(weights, starts, even), None, |left| {
+            with_rounded((with.isa, Form::Pairs), Left::new(weights, starts, even), None, |left| {
                 let right = with.panels.value(self.pair, keys.start).of_pairs();
                 multiply(with.isa, left, right, (write, places, with.head), out);
             });

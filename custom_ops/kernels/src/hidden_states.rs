@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::row_stride::{meet, row_stride};
 use crate::scalar::Scalar;
-use crate::simd::{Isa, Left};
+use crate::simd::{Form, Isa, Left, RoundedRows};
 
 /// Fewest tokens whose rows are moved apart.
 const MANY: usize = 32;
@@ -13,10 +13,8 @@ const MANY: usize = 32;
 pub(crate) struct HiddenStates<'a> {
     data: &'a [f32],
     width: usize,
-    /// Even where there are `pairs`.
     stride: usize,
-    /// The rows rounded, half as far apart.
-    pairs: Option<&'a [f32]>,
+    rounded: Option<RoundedRows<'a>>,
 }
 
 impl<'a> HiddenStates<'a> {
@@ -30,20 +28,23 @@ impl<'a> HiddenStates<'a> {
         let stride = if apart { row_stride(width) } else { width };
         let direct = T::direct(values).filter(|_| !apart);
         let copied = if direct.is_none() { tokens * stride } else { 0 };
-        let rounds = isa.rounds() && stride.is_multiple_of(2);
-        let (copy, pairs) = memory.take(copied + if rounds { tokens * stride / 2 } else { 0 }).split_at_mut(copied);
+        let rounded_stride = match isa.form() {
+            Form::Values => 0,
+            form => row_stride(form.len(width)),
+        };
+        let (copy, rounded) = memory.take(copied + tokens * rounded_stride).split_at_mut(copied);
         if direct.is_none() {
             for (row, values) in copy.chunks_exact_mut(stride).zip(values.chunks_exact(width)) {
                 T::widen(values, &mut row[..width]);
             }
         }
         let data = direct.unwrap_or(copy);
-        if rounds {
-            for (pairs, row) in pairs.chunks_exact_mut(stride / 2).zip(data.chunks_exact(stride)) {
-                isa.round_to_pairs(&row[..width], &mut pairs[..width.div_ceil(2)]);
-            }
-        }
-        Self { data, width, stride, pairs: rounds.then_some(pairs) }
+        let rows = rounded.chunks_exact_mut(rounded_stride.max(1)).zip(data.chunks_exact(stride.max(1)));
+        rows.for_each(|(rounded, row)| {
+            isa.form().round(isa, &row[..width], &mut rounded[..isa.form().len(width)]);
+        });
+        let all = RoundedRows { data: rounded, stride: rounded_stride, of: stride };
+        Self { data, width, stride, rounded: (rounded_stride > 0).then_some(all) }
     }
 
     /// Number of rows.
@@ -71,7 +72,7 @@ impl<'a> HiddenStates<'a> {
     where
         'a: 'b,
     {
-        Left { pairs: self.pairs, ..Left::new(self.data, starts, self.width) }
+        Left { rounded: self.rounded, ..Left::new(self.data, starts, self.width) }
     }
 }
 

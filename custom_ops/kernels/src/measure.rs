@@ -29,6 +29,8 @@ pub struct Figure {
     pub best: [f64; 2],
     /// Stored as bf16, of rows that are rounded where the processor multiplies these faster, in GFLOP/s.
     pub rounded: f64,
+    /// Stored as int8 and as int4, of rows that are rounded to int8 where the processor multiplies these, in GFLOP/s.
+    pub quantized: [f64; 2],
     /// The crate `gemm`, in GFLOP/s.
     pub gemm: f64,
 }
@@ -58,11 +60,16 @@ pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
     let brain = vec![half::bf16::from_f32(0.25); k * n];
     let [wide, narrow] = [WeightData::F32(&b), WeightData::Bf16(&brain)].map(|data| Packed::new(geometry, data));
     let (wide, narrow) = (wide?, narrow?);
+    let (values, scales, nibbles) = (vec![1i8; k * n], vec![0.25; n], vec![0x11u8; (k * n).div_ceil(2)]);
+    let blocks = vec![half::bf16::from_f32(0.25); k.div_ceil(BLOCK) * n];
+    let int8 = Packed::new(geometry, WeightData::I8 { values: &values, scales: &scales })?;
+    let int4 = Packed::new(geometry, WeightData::I4(Int4 { values: &nibbles, scales: &blocks }))?;
     let mut out = vec![0.0f32; m * n];
     let mut ours = |isa, weights| best_gflops(m * k * n, || multiply(isa, [m, k, n], &a, weights, &mut out));
     let (vectors, widest) = (Isa::at_most(Instructions::Avx512), Isa::at_most(Instructions::default()));
     let (packed, rounded) = (ours(vectors, &wide), ours(vectors.rounding(), &narrow));
     let best = [ours(widest, &wide), ours(widest, &narrow)];
+    let quantized = [&int8, &int4].map(|weights| ours(vectors.quantizing(), weights));
     let gemm = best_gflops(m * k * n, || {
         let (k_stride, n_stride) = (k.cast_signed(), n.cast_signed());
         let (c, a, b) = (out.as_mut_ptr(), a.as_ptr(), b.as_ptr());
@@ -74,7 +81,7 @@ pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
             );
         }
     });
-    Some(Figure { sizes: [m, k, n], packed, best, rounded, gemm })
+    Some(Figure { sizes: [m, k, n], packed, best, rounded, quantized, gemm })
 }
 
 /// All rows times packed weights.
@@ -108,8 +115,9 @@ pub struct Stream {
     pub rows: usize,
     /// How the weights are stored.
     pub stored: &'static str,
-    /// Billions of weights a second on vectors alone, and with every instruction that the processor has.
-    pub weights: [f64; 2],
+    /// Billions of weights a second on vectors alone, with every instruction that the processor has, and of rows that
+    /// are rounded for weights in integers where it multiplies these.
+    pub weights: [f64; 3],
     /// Bytes of a weight, its scale included where that is packed beside it.
     pub bytes: f64,
 }
@@ -141,12 +149,13 @@ pub fn streams() -> Vec<Stream> {
         ("int8", Packed::new(geometry, WeightData::I8 { values: &integers, scales: &scales })),
         ("int4", Packed::new(geometry, WeightData::I4(Int4 { values: &nibbles, scales: &blocks }))),
     ];
-    let levels = [Instructions::Avx512, Instructions::default()].map(Isa::at_most);
+    let [vectors, widest] = [Instructions::Avx512, Instructions::default()].map(Isa::at_most);
+    let levels = [vectors, widest, vectors.quantizing()];
     let mut found = Vec::new();
     for rows in STREAM_ROWS {
         for (stored, packed) in &all {
             let Some(packed) = packed else { continue };
-            let mut best = [f64::INFINITY; 2];
+            let mut best = [f64::INFINITY; 3];
             for _ in 0..8 {
                 for (isa, best) in levels.into_iter().zip(&mut best) {
                     let start = Instant::now();

@@ -11,7 +11,7 @@ use crate::kernel_scratch::Scratch;
 use crate::key_panels::KEYS_PER_TILE;
 use crate::narrowed::{Narrowed, needs_four_bytes};
 use crate::packed::{PackScratch, Packed, Panels};
-use crate::simd::{Instructions, Isa, pairs, tiles, widened};
+use crate::simd::{Form, Instructions, Isa, tiles, widened};
 use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool};
 
@@ -148,18 +148,19 @@ impl Prepared {
     }
 
     /// The same for a node that may round factors of products: where weights are bf16 and the processor multiplies
-    /// pairs of bf16 faster, calls of many tokens do.
+    /// pairs of bf16 faster, calls of many tokens do; where weights are integers and it multiplies integers, all do.
     #[must_use]
     pub fn with_accuracy(self, level: AccuracyLevel) -> Self {
         match level {
-            AccuracyLevel::Activations | AccuracyLevel::Int8 => self,
+            AccuracyLevel::Activations => self,
             AccuracyLevel::Bf16 => Self { isa: self.isa.rounding(), ..self },
+            AccuracyLevel::Int8 => Self { isa: self.isa.quantizing(), ..self },
         }
     }
 
-    /// Whether calls of many tokens round factors of products where weights are bf16.
+    /// Whether calls round factors of products: of many tokens where weights are bf16, or all where they are integers.
     pub fn rounds_rows(&self) -> bool {
-        self.isa.rounds()
+        self.isa.form() != Form::Values
     }
 
     /// Packs a weight `[matrices, inner, blocks * columns]` that never changes; equal weights of other nodes and
@@ -213,12 +214,15 @@ impl Prepared {
         };
         let few = self.isa.has_tiles() && tokens < if top_k < experts { fewest.some } else { fewest.all };
         let isa = if few && given.into_iter().any(is_wide) { self.isa.without_tiles() } else { self.isa };
-        let is_pair = |(weight, data)| match &self.weights[weight as usize] {
-            Some(packed) => matches!(packed.panels(), Panels::Bf16(_)),
-            None => matches!(data, WeightData::Bf16(_)),
-        };
         let few = tokens.saturating_mul(top_k) < FEWEST_ROUNDED.saturating_mul(experts);
-        if few || !given.into_iter().any(is_pair) { isa.keeping_rows() } else { isa }
+        let takes = |(weight, data)| match (isa.form(), &self.weights[weight as usize]) {
+            (Form::Values, _) => false,
+            (Form::Pairs, Some(packed)) => !few && matches!(packed.panels(), Panels::Bf16(_)),
+            (Form::Pairs, None) => !few && matches!(data, WeightData::Bf16(_)),
+            (Form::Quantized, Some(packed)) => matches!(packed.panels(), Panels::I8(_) | Panels::I4(_)),
+            (Form::Quantized, None) => matches!(data, WeightData::I8 { .. } | WeightData::I4(_)),
+        };
+        if given.into_iter().any(takes) { isa } else { isa.keeping_rows() }
     }
 
     /// Bytes of the packed weights; those shared with others count too.
@@ -232,9 +236,12 @@ impl Prepared {
         let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
         let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
-        let longest = |packed: &Arc<Packed>| pairs::thread_bytes(packed.geometry().inner.max(KEYS_PER_TILE));
-        let pairs = self.weights.iter().flatten().filter(|packed| matches!(packed.panels(), Panels::Bf16(_)));
-        let rounded = if self.isa.rounds() { pairs.map(longest).max().unwrap_or(0) } else { 0 };
+        let rounded = self.weights.iter().flatten().map(|packed| match (self.isa.form(), packed.panels()) {
+            (Form::Pairs, Panels::Bf16(_)) => Form::Pairs.thread_bytes(packed.geometry().inner.max(KEYS_PER_TILE)),
+            (Form::Quantized, Panels::I8(_) | Panels::I4(_)) => Form::Quantized.thread_bytes(packed.geometry().inner),
+            _ => 0,
+        });
+        let rounded = rounded.max().unwrap_or(0);
         tiles + rounded + if widens { widened::THREAD_BYTES } else { 0 }
     }
 

@@ -9,7 +9,7 @@ use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
 use crate::simd::widened::{self, with_widened};
 use crate::simd::{
-    Ahead, Element, Epoch, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, pairs, panels_at_once,
+    Ahead, Element, Epoch, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, panels_at_once, with_rounded,
 };
 
 /// Most rows that one call multiplies.
@@ -147,14 +147,25 @@ impl RowProduct<'_> {
     pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
         match self.weights.panels() {
             Panels::F32(panels) => self.compute_with(panels, isa, out),
-            Panels::Bf16(panels) if isa.rounds() => pairs::with_pairs(isa, self.left, self.epoch, |left| {
+            Panels::Bf16(panels) if isa.rounds() => self.with_rounded(isa, |left| {
                 self.compute_on_vectors(left, |column| self.right(panels, column).pairs(), isa, out);
+            }),
+            Panels::I8(panels) if isa.quantizes() => self.with_rounded(isa, |left| {
+                self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
+            }),
+            Panels::I4(panels) if isa.quantizes() => self.with_rounded(isa, |left| {
+                self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
             }),
             Panels::Bf16(panels) => self.compute_with(panels, isa, out),
             Panels::F16(panels) => self.compute_with(panels, isa, out),
             Panels::I8(panels) => self.compute_with(panels, isa, out),
             Panels::I4(panels) => self.compute_with(panels, isa, out),
         }
+    }
+
+    /// Calls `multiply` with the rows in the form of `isa`.
+    fn with_rounded(&self, isa: Isa, multiply: impl FnOnce(Left<'_>)) {
+        with_rounded((isa, isa.form()), self.left, self.epoch, multiply);
     }
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
@@ -176,14 +187,15 @@ impl RowProduct<'_> {
         out: &mut Tile<'_, f32>,
     ) {
         let (count, inner) = (left.starts.len(), left.inner);
-        let (panel_len, widens) = (W::rows(inner) * PANEL, widens_once::<W>(isa, count, inner));
+        let widens = !left.quantized && widens_once::<W>(isa, count, inner);
+        let panel_len = W::rows(inner) * PANEL;
         let panel_bytes = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
         let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
-        let together = match count {
-            ..=ROWS if !widens => self.columns.max(1),
-            _ => (near / panel_bytes.max(1)).max(1) * PANEL,
+        let together = match count <= left.most() && !widens {
+            true => self.columns.max(1),
+            false => (near / panel_bytes.max(1)).max(1) * PANEL,
         };
-        let (far, total) = (are_far(self.weights), count.div_ceil(ROWS));
+        let (far, total) = (are_far(self.weights), count.div_ceil(left.most()));
         for column in (0..self.columns).step_by(together) {
             let right = right(column);
             let columns = column..self.columns.min(column + together);
@@ -203,9 +215,9 @@ impl RowProduct<'_> {
                 continue;
             }
             let cold = usize::from(column == 0);
-            let rows = blocks(count).next().map_or(0, |block| block.len());
+            let rows = even(0..count, left.most()).next().map_or(0, |block| block.len());
             let ahead = |index: usize| match index.checked_sub(cold) {
-                None => first_ahead(isa, right, rows, (panel_len, far), met),
+                None => first_ahead(isa, right, (rows, left.quantized), (panel_len, far), met),
                 Some(index) => fetches.then(|| share(index, total - cold)),
             };
             self.compute_blocks((left, right), columns, ahead, isa, out);
@@ -221,7 +233,7 @@ impl RowProduct<'_> {
         isa: Isa,
         out: &mut Tile<'_, f32>,
     ) {
-        for (index, block) in blocks(left.starts.len()).enumerate() {
+        for (index, block) in even(0..left.starts.len(), left.most()).enumerate() {
             Product {
                 left: Left { starts: &left.starts[block.clone()], ..left },
                 right,
@@ -347,7 +359,7 @@ pub(crate) fn task_columns(isa: Isa, rows: usize, tiles: usize, columns: usize, 
 fn first_ahead<W: Element>(
     isa: Isa,
     right: Right<'_, W>,
-    rows: usize,
+    (rows, quantized): (usize, bool),
     (panel_len, far): (usize, bool),
     met: usize,
 ) -> Option<Ahead> {
@@ -358,7 +370,7 @@ fn first_ahead<W: Element>(
     if rows <= ALONE && bytes <= LONG && isa.reads_one_stream() {
         return None;
     }
-    match panels_at_once::<W>(isa, rows, bytes).min(met) {
+    match panels_at_once::<W>(isa, (rows, quantized), bytes).min(met) {
         1 => Some(Ahead::Own),
         panels if panels * bytes <= EARLY => {
             let ahead = right.data.get(panels * panel_len..)?;

@@ -99,8 +99,8 @@ pub const ACCURACY_LEVEL: &str = "accuracy_level";
 
 /// What a kernel may round factors of its products to, but those of the router; it may also round nothing.
 ///
-/// The numbers are those of the attribute of the same name of ONNX Runtime's `com.microsoft.MatMulNBits`. Sums, and what
-/// is computed of them, stay f32.
+/// The numbers are those of the attribute of the same name of ONNX Runtime's `com.microsoft.MatMulNBits`. Sums, and
+/// what is computed of them, stay f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AccuracyLevel {
     /// Nothing: the factors have the type of the activations or of the matrices, or f32.

@@ -46,7 +46,7 @@ pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
 }
 
 /// Lanes of vector `vector` that hold one of `columns` columns.
-fn mask(columns: usize, vector: usize) -> __mmask16 {
+pub(super) fn mask(columns: usize, vector: usize) -> __mmask16 {
     let count = columns.saturating_sub(vector * LANES).min(LANES);
     ((1u32 << count) - 1) as __mmask16
 }
@@ -57,7 +57,7 @@ fn mask(columns: usize, vector: usize) -> __mmask16 {
 /// processor looks ahead from there on: all of these would keep lines waiting that are needed before.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn fetch(fetch: &Fetch, mut ahead: *const i8) -> *const i8 {
+pub(super) fn fetch(fetch: &Fetch, mut ahead: *const i8) -> *const i8 {
     if fetch.next {
         _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(PAGE));
         for _ in 0..fetch.lines {
@@ -80,7 +80,7 @@ fn fetch(fetch: &Fetch, mut ahead: *const i8) -> *const i8 {
 /// The lanes of `mask` at `out` and the row's factor, where the mode needs one, must be readable; the processor must
 /// have AVX-512 F.
 #[target_feature(enable = "avx512f")]
-unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask16) -> __m512 {
+pub(super) unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask16) -> __m512 {
     if raw.mode != Mode::Resume {
         return _mm512_setzero_ps();
     }
@@ -95,7 +95,7 @@ unsafe fn first_term<W>(raw: &Raw<W>, row: usize, out: *const f32, mask: __mmask
 /// The lanes of `mask` at `out` must be ours to read and write, and the row's factor, where the mode needs one,
 /// readable; the processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
-unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum: __m512) {
+pub(super) unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum: __m512) {
     // SAFETY: by the caller's promise.
     unsafe {
         let sum = match raw.mode {
@@ -116,7 +116,7 @@ unsafe fn store<W>(raw: &Raw<W>, row: usize, out: *mut f32, mask: __mmask16, sum
 /// F.
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn scale<W, const M: usize, const V: usize>(raw: &Raw<W>, sums: &mut [[__m512; V]; M]) {
+pub(super) unsafe fn scale<W, const M: usize, const V: usize>(raw: &Raw<W>, sums: &mut [[__m512; V]; M]) {
     if raw.scales.is_null() {
         return;
     }

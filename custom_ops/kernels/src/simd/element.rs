@@ -19,6 +19,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::portable::multiply_add;
+use super::product::Kernel;
+use super::{Isa, quantized};
 
 /// The bits of an f32 that are a bf16.
 pub(super) const UPPER: i32 = 0xffff_0000_u32.cast_signed();
@@ -67,6 +69,11 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
 
     /// The values where they are integers, each of them a bf16.
     fn integers(_: &[Self]) -> Option<&[i8]> {
+        None
+    }
+
+    /// The microkernel for quantized rows, where elements are integers.
+    fn quantized_kernel(_isa: Isa, _rows: usize, _vectors: usize) -> Option<Kernel<Self>> {
         None
     }
 
@@ -318,6 +325,10 @@ impl Element for i8 {
 
     fn integers(values: &[Self]) -> Option<&[i8]> {
         Some(values)
+    }
+
+    fn quantized_kernel(isa: Isa, rows: usize, vectors: usize) -> Option<Kernel<Self>> {
+        Some(quantized::kernel(isa, rows, vectors))
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -9,7 +9,8 @@
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
 //! `past_caches` is that to copies that the caches do not keep.
 //!
-//! `pairs` is the door to rows that are rounded to bf16; `packable` makes elements of weights.
+//! `rounded_rows` is the door to rows that are rounded: `pairs` to bf16, `quantized` to int8, which `vnni` multiplies.
+//! `packable` makes elements of weights.
 //!
 //! `widened` is the door to panels that are widened for many blocks of rows.
 //!
@@ -66,10 +67,15 @@ mod past_caches;
 #[allow(unsafe_code)]
 mod portable;
 mod product;
+pub(crate) mod quantized;
+mod rounded_rows;
 mod sticks;
 pub(crate) mod strip_softmax;
 #[allow(unsafe_code)]
 pub(crate) mod tiles;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod vnni;
 #[allow(unsafe_code)]
 pub(crate) mod widened;
 
@@ -82,6 +88,7 @@ pub(crate) use one_token::OneToken;
 pub(crate) use packable::{Packable, Place};
 pub(crate) use past_caches::copy_past_caches;
 pub(crate) use product::{Ahead, Left, Memory, Product, Right, Write, panels_at_once};
+pub(crate) use rounded_rows::{Form, RoundedRows, with_rounded};
 
 use habits::{Habits, Streams};
 
@@ -117,18 +124,10 @@ pub enum Instructions {
     Amx,
 }
 
-/// What happens to factors of products where weights are bf16.
+/// A level of instructions that this processor has, how it uses them, and the form that it gives to rows but the
+/// router's: to both factors where weights are bf16, or to what is multiplied with integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rows {
-    /// Nothing.
-    Kept,
-    /// They are rounded to bf16, but the router's, and multiplied by AVX512_BF16.
-    Rounded,
-}
-
-/// A level of instructions that this processor has, and how it uses them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Isa(Instructions, Habits, Rows);
+pub(crate) struct Isa(Instructions, Habits, Form);
 
 impl Isa {
     /// The widest level that the processor has, at most `limit`.
@@ -140,17 +139,17 @@ impl Isa {
             let avx2 = is_x86_feature_detected!("avx2") && fused;
             let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
             if avx512 && limit >= Instructions::Amx && amx::available() {
-                return Self(Instructions::Amx, habits, Rows::Kept);
+                return Self(Instructions::Amx, habits, Form::Values);
             }
             if avx512 && limit >= Instructions::Avx512 {
-                return Self(Instructions::Avx512, habits, Rows::Kept);
+                return Self(Instructions::Avx512, habits, Form::Values);
             }
             if avx2 && limit >= Instructions::Avx2 {
-                return Self(Instructions::Avx2, habits, Rows::Kept);
+                return Self(Instructions::Avx2, habits, Form::Values);
             }
         }
         let _ = limit;
-        Self(Instructions::Portable, habits, Rows::Kept)
+        Self(Instructions::Portable, habits, Form::Values)
     }
 
     /// Whether a single row takes far weights in one stream.
@@ -182,19 +181,53 @@ impl Isa {
     pub(crate) fn rounding(self) -> Self {
         #[cfg(target_arch = "x86_64")]
         if self.0 == Instructions::Avx512 && self.1.doubles_pairs && is_x86_feature_detected!("avx512bf16") {
-            return Self(self.0, self.1, Rows::Rounded);
+            return Self(self.0, self.1, Form::Pairs);
         }
         self
     }
 
+    /// The same, by which rows are quantized where processors multiply integers: AMX tiles are faster without.
+    pub(crate) fn quantizing(self) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 == Instructions::Avx512
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("avx512vnni")
+        {
+            return Self(self.0, self.1, Form::Quantized);
+        }
+        self
+    }
+
+    /// The same, by which rows are quantized and then multiplied as every processor can.
+    #[cfg(test)]
+    pub(crate) fn quantizing_in_plain_arithmetic(self) -> Self {
+        Self(Instructions::Portable, self.1, Form::Quantized)
+    }
+
     /// The same, by which no factor is rounded.
     pub(crate) fn keeping_rows(self) -> Self {
-        Self(self.0, self.1, Rows::Kept)
+        Self(self.0, self.1, Form::Values)
     }
 
     /// Whether factors of products are rounded where weights are bf16.
     pub(crate) fn rounds(self) -> bool {
-        self.2 == Rows::Rounded
+        self.2 == Form::Pairs
+    }
+
+    /// Whether rows are quantized where weights are integers.
+    pub(crate) fn quantizes(self) -> bool {
+        self.2 == Form::Quantized
+    }
+
+    /// Whether rows are quantized, and multiplied by AVX512_VNNI.
+    fn multiplies_integers(self) -> bool {
+        self.quantizes() && self.has_wide_vectors()
+    }
+
+    /// The form that rows are rounded to.
+    pub(crate) fn form(self) -> Form {
+        self.2
     }
 
     /// Whether products of many rows go to tiles.

@@ -17,7 +17,8 @@ use std::ops::Range;
 use moa_schema::BLOCK;
 
 use super::element::UPPER;
-use super::{Element, PANEL, Packable, Place};
+use super::product::Kernel;
+use super::{Element, Isa, PANEL, Packable, Place, quantized};
 use crate::weight_data::Int4;
 
 /// Bits of an integer.
@@ -44,13 +45,26 @@ impl Nibbles {
     }
 
     /// The row of a group that holds the integers of step `step`.
-    const fn row(step: usize) -> usize {
+    pub(super) const fn row(step: usize) -> usize {
         1 + step % Self::STEPS / Self::EACH
+    }
+
+    /// The integer of step `step` of one column, and its scale.
+    ///
+    /// # Safety
+    ///
+    /// As [`Element::load`].
+    pub(super) unsafe fn integer_and_scale(from: *const Self, step: usize) -> (i32, f32) {
+        // SAFETY: by the caller's promise.
+        let [integers, scales] = unsafe { [*from.add(Self::row(step) * PANEL), *from] };
+        let shift = (Self::EACH - 1 - step % Self::EACH) * BITS;
+        let integer = (integers.0 << shift).cast_signed() >> ((Self::EACH - 1) * BITS);
+        (integer, f32::from_bits(scales.0 << scale_shift(step) & UPPER.cast_unsigned()))
     }
 }
 
 /// Bits that the scale of step `step` is below the upper half of a lane.
-const fn scale_shift(step: usize) -> i32 {
+pub(super) const fn scale_shift(step: usize) -> i32 {
     if (step / BLOCK).is_multiple_of(2) { 16 } else { 0 }
 }
 
@@ -87,12 +101,14 @@ impl Element for Nibbles {
 
     const PARTS: usize = 2;
 
+    fn quantized_kernel(isa: Isa, rows: usize, vectors: usize) -> Option<Kernel<Self>> {
+        Some(quantized::kernel(isa, rows, vectors))
+    }
+
     unsafe fn load(from: *const Self, step: usize) -> f32 {
         // SAFETY: by the caller's promise.
-        let [integers, scales] = unsafe { [*from.add(Self::row(step) * PANEL), *from] };
-        let shift = (Self::EACH - 1 - step % Self::EACH) * BITS;
-        let integer = (integers.0 << shift).cast_signed() >> ((Self::EACH - 1) * BITS);
-        integer as f32 * f32::from_bits(scales.0 << scale_shift(step) & UPPER.cast_unsigned())
+        let (integer, scale) = unsafe { Self::integer_and_scale(from, step) };
+        integer as f32 * scale
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -12,16 +12,10 @@ use std::arch::x86_64::{
     __m256, __m256bh, __m256i, __m512, __m512bh, __m512i, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh,
     _mm512_cvtneps_pbh, _mm512_loadu_ps, _mm512_or_si512, _mm512_slli_epi32, _mm512_storeu_si512,
 };
-use std::cell::Cell;
 
 use half::bf16;
 
-use super::known_rows::KnownRows;
-use super::magnitudes::Magnitudes;
-use super::tiles::ROW_LIMIT;
-use super::{Element, Epoch, Isa, LANES, Left, Right};
-use crate::buffer::Buffer;
-use crate::row_stride::row_stride;
+use super::{Element, Isa, LANES, Right};
 
 /// Two inner steps of a column as one.
 #[derive(Debug, Clone, Copy, Default)]
@@ -138,58 +132,6 @@ impl Element for Pair {
     }
 }
 
-/// Rounded rows, and which they are.
-#[derive(Debug, Default)]
-struct Rounded {
-    pairs: Buffer,
-    known: KnownRows,
-}
-
-thread_local! {
-    static ROUNDED: Cell<Rounded> = Cell::default();
-}
-
-/// Most rows that are rounded together.
-const MOST: usize = ROW_LIMIT;
-
-/// Bytes that a thread keeps once it has rounded rows of up to `inner` values.
-pub(crate) fn thread_bytes(inner: usize) -> usize {
-    (MOST * row_stride(inner.div_ceil(2)) + LANES) * size_of::<f32>() + KnownRows::BYTES
-}
-
-/// Calls `multiply` with the rows `left` as pairs: those that are there, or in memory of this thread. There, rows that
-/// come again within an `epoch` are not rounded again.
-///
-/// # Panics
-///
-/// If there are more rows than fit this memory, or one is out of bounds.
-pub(crate) fn with_pairs(isa: Isa, left: Left<'_>, epoch: Option<Epoch>, multiply: impl FnOnce(Left<'_>)) {
-    let (count, inner) = (left.starts.len(), left.inner.div_ceil(2));
-    assert!(count <= MOST, "rows to be rounded");
-    let mut starts = [0; MOST];
-    if let Some(pairs) = left.pairs {
-        starts.iter_mut().zip(left.starts).for_each(|(half, start)| *half = start / 2);
-        return multiply(Left::new(pairs, &starts[..count], inner));
-    }
-    let mut rounded = ROUNDED.take();
-    let stride = row_stride(inner);
-    let pairs = match rounded.known.find(epoch, left) {
-        Some(_) => rounded.pairs.filled(),
-        None => {
-            rounded.known.make_room();
-            let pairs = rounded.pairs.take(MOST * stride);
-            for (start, out) in left.starts.iter().zip(pairs.chunks_exact_mut(stride)) {
-                isa.round_to_pairs(&left.data[*start..][..left.inner], &mut out[..inner]);
-            }
-            rounded.known.remember(epoch, left, &[Magnitudes::default(); MOST]);
-            pairs
-        }
-    };
-    starts.iter_mut().enumerate().for_each(|(row, start)| *start = row * stride);
-    multiply(Left::new(pairs, &starts[..count], inner));
-    ROUNDED.set(rounded);
-}
-
 impl Isa {
     /// Rounds a row to pairs, the last of which has a 0 where the row has no value.
     pub(crate) fn round_to_pairs(self, row: &[f32], out: &mut [f32]) {
@@ -267,11 +209,14 @@ fn pair_up16(first: &[f32], second: &[f32], out: &mut [f32]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Instructions, LANES, PANEL, Product, ROWS, Write, every_isa};
+    use super::super::{
+        Form, Instructions, LANES, Left, PANEL, Product, ROWS, RoundedRows, Write, every_isa, with_rounded,
+    };
     use super::*;
     use crate::geometry::Geometry;
     use crate::grid::Tile;
     use crate::packed::{Packed, Panels};
+    use crate::row_stride::row_stride;
     use crate::skip::skip;
     use crate::weight_data::WeightData;
 
@@ -332,7 +277,7 @@ mod tests {
         let mut out = vec![2.0; left.starts.len() * columns];
         let rows: Vec<usize> = (0..left.starts.len()).collect();
         let right = weights.geometry().right(panels, 0, 0, first / PANEL).pairs();
-        with_pairs(isa, left, None, |left| {
+        with_rounded((isa, Form::Pairs), left, None, |left| {
             Product { left, right, rows: &rows, first_column: 0, columns, write, scales: None, ahead: None }
                 .compute(isa, &mut Tile::dense(&mut out, columns));
         });
@@ -386,16 +331,18 @@ mod tests {
         for inner in [100, 333] {
             let stride = row_stride(inner);
             let rows: Vec<f32> = (0..ROWS * stride).map(|i| (i as f32 * 0.37).sin()).collect();
-            let mut pairs = vec![0.0; ROWS * stride / 2];
+            let half = stride / 2;
+            let mut pairs = vec![0.0; ROWS * half];
             let (_, packed) = weights(inner, 5 * PANEL, |i| (i as f32 * 0.11).cos());
             let starts: Vec<usize> = (0..ROWS).map(|row| row * stride).collect();
             let all = Left::new(&rows, &starts, inner);
             let whole = product(Isa::at_most(Instructions::Portable), all, &packed, [0, 5 * PANEL], Write::Replace);
             for isa in both_ways() {
-                for (row, pairs) in rows.chunks(stride).zip(pairs.chunks_mut(stride / 2)) {
+                for (row, pairs) in rows.chunks(stride).zip(pairs.chunks_mut(half)) {
                     isa.round_to_pairs(&row[..inner], &mut pairs[..inner.div_ceil(2)]);
                 }
-                for left in [all, Left { pairs: Some(&pairs), ..all }] {
+                let rounded = RoundedRows { data: &pairs, stride: half, of: stride };
+                for left in [all, Left { rounded: Some(rounded), ..all }] {
                     for (first, count) in (0..ROWS).map(|row| (row, 1)).chain([(0, ROWS), (3, 2), (1, 3), (4, 7)]) {
                         let left = Left { starts: &starts[first..first + count], ..left };
                         for [column, columns] in [[0, 5 * PANEL], [2 * PANEL, 9], [PANEL, PANEL + LANES]] {
@@ -409,33 +356,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn rows_are_rounded_once_an_epoch() {
-        let (mut rows, starts) = (vec![1.0; 40], [0, 20]);
-        let isa = Isa::at_most(Instructions::Portable);
-        let first = |rows: &[f32], starts: &[usize], epoch| {
-            let mut found = 0.0;
-            with_pairs(isa, Left::new(rows, starts, 20), epoch, |left| found = values(left.data[left.starts[0]])[0]);
-            found
-        };
-        let epoch = Some(Epoch::new());
-        assert_eq!(first(&rows, &starts, epoch), 1.0);
-        rows[0] = 3.0;
-        assert_eq!(first(&rows, &starts, epoch), 1.0, "the caller says that nothing has changed");
-        for (starts, epoch) in [(&starts[..1], epoch), (&starts, Some(Epoch::new())), (&starts, None), (&starts, None)]
-        {
-            assert_eq!(first(&rows, starts, epoch), 3.0);
-        }
-    }
-
-    #[test]
-    fn a_thread_keeps_what_is_stated() {
-        let (rows, starts) = (vec![1.0; 128 * 70], std::array::from_fn::<_, 128, _>(|row| row * 70));
-        with_pairs(Isa::at_most(Instructions::Portable), Left::new(&rows, &starts, 70), Some(Epoch::new()), |_| {});
-        let Rounded { pairs, known } = ROUNDED.take();
-        assert_eq!(pairs.bytes() + known.bytes(), thread_bytes(70));
     }
 
     #[test]

@@ -3,7 +3,11 @@
 
 use std::ptr::{null, null_mut};
 
-use super::{Element, FEW_ROWS, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROW_PANELS_OF_AVX2, ROWS, portable};
+use super::quantized::QUANTIZED_ROWS;
+use super::{
+    Element, FEW_ROWS, Form, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROW_PANELS_OF_AVX2, ROWS, RoundedRows,
+    portable,
+};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::grid::Tile;
@@ -16,14 +20,21 @@ pub(crate) struct Left<'a> {
     pub(crate) starts: &'a [usize],
     /// Elements of a row: the inner dimension.
     pub(crate) inner: usize,
-    /// The rows as [`Pair`](super::pairs::Pair)s, each from half of its start on, where somebody has rounded them.
-    pub(crate) pairs: Option<&'a [f32]>,
+    /// Whether rows are [`quantized`](super::quantized).
+    pub(crate) quantized: bool,
+    /// The same rows in another form, where somebody has rounded them.
+    pub(crate) rounded: Option<RoundedRows<'a>>,
 }
 
 impl<'a> Left<'a> {
     /// Rows that nobody has rounded.
     pub(crate) fn new(data: &'a [f32], starts: &'a [usize], inner: usize) -> Self {
-        Self { data, starts, inner, pairs: None }
+        Self { data, starts, inner, quantized: false, rounded: None }
+    }
+
+    /// Most rows that a microkernel takes.
+    pub(crate) fn most(&self) -> usize {
+        if self.quantized { QUANTIZED_ROWS } else { ROWS }
     }
 }
 
@@ -34,7 +45,8 @@ impl Left<'_> {
     ///
     /// If one of them is not in the slice.
     fn rows(&self, rows: &mut [*const f32; ROWS]) {
-        let last = self.data.len().checked_sub(self.inner);
+        let len = if self.quantized { Form::Quantized.len(self.inner) } else { self.inner };
+        let last = self.data.len().checked_sub(len);
         let mut highest = 0;
         for (row, start) in rows.iter_mut().zip(self.starts) {
             highest = highest.max(*start);
@@ -135,7 +147,7 @@ pub(super) enum Mode {
 }
 
 /// A block as a microkernel gets it: every pointer that it reaches is in bounds.
-pub(super) struct Raw<W> {
+pub(crate) struct Raw<W> {
     pub(super) rows: usize,
     pub(super) left: [*const f32; ROWS],
     pub(super) inner: usize,
@@ -182,7 +194,7 @@ const SHORT: usize = 16384;
 pub(super) const STEPS: usize = 4;
 
 /// A microkernel for a number of rows and of vectors.
-pub(super) type Kernel<W> = unsafe fn(&Raw<W>);
+pub(crate) type Kernel<W> = unsafe fn(&Raw<W>);
 
 impl<W: Element> Product<'_, W> {
     /// Computes the block.
@@ -201,9 +213,14 @@ impl<W: Element> Product<'_, W> {
             Write::AddScaled(factors) => (Mode::AddScaled, Some(factors)),
         };
         let inner = self.left.inner;
-        let most = match panels_at_once::<W>(isa, count, W::rows(inner) * PANEL * size_of::<W>()) {
+        let quantized = self.left.quantized;
+        let most = match panels_at_once::<W>(isa, (count, quantized), W::rows(inner) * PANEL * size_of::<W>()) {
             usize::MAX => usize::MAX,
-            _ if count == 1 && isa.0 >= Instructions::Avx512 && matches!(self.ahead, Some(Ahead::Own)) => {
+            _ if count == 1
+                && !quantized
+                && isa.0 >= Instructions::Avx512
+                && matches!(self.ahead, Some(Ahead::Own)) =>
+            {
                 streams::<W>() * PANEL
             }
             panels => panels * PANEL,
@@ -223,7 +240,7 @@ impl<W: Element> Product<'_, W> {
             scales: self.scales.map_or(null(), <[f32]>::as_ptr),
             fetch: self.fetch(),
         };
-        self.check(out, factors);
+        self.check(isa, out, factors);
         self.left.rows(&mut raw.left);
         out.starts(&self.rows[..count], self.first_column, &mut raw.out);
         let step = match self.ahead {
@@ -232,9 +249,12 @@ impl<W: Element> Product<'_, W> {
         };
         for column in (0..self.columns).step_by(most) {
             (raw.first, raw.columns) = (column, most.min(self.columns - column));
-            let kernel = kernel(isa, count, raw.columns.div_ceil(LANES));
-            // SAFETY: `Left::rows` proved that `inner` elements of every left row are in bounds, `check` that `inner`
-            // rows of whole vectors of every panel, one factor for each row and whole vectors of scales are,
+            let vectors = raw.columns.div_ceil(LANES);
+            let of_integers = if quantized { W::quantized_kernel(isa, count, vectors) } else { None };
+            let kernel = of_integers.unwrap_or_else(|| kernel(isa, count, vectors));
+            // SAFETY: `Left::rows` proved that `inner` elements of every left row are in bounds, or the blocks that
+            // hold them, `check` that `inner` rows of whole vectors of every panel, or of all of it where rows are
+            // quantized, and that it holds integers then, one factor for each row and whole vectors of scales are,
             // `Tile::starts` and `check` that `columns` elements of every destination row are; the destination is
             // borrowed mutably, so it meets nothing that is read. `Isa` proves that the processor has the instructions.
             unsafe { kernel(&raw) };
@@ -259,10 +279,10 @@ impl<W: Element> Product<'_, W> {
     }
 
     /// Proves the bounds of everything but the rows of both sides.
-    fn check(&self, out: &Tile<'_, f32>, factors: Option<&[f32]>) {
+    fn check(&self, isa: Isa, out: &Tile<'_, f32>, factors: Option<&[f32]>) {
         let (left, right, count) = (self.left, self.right, self.left.starts.len());
         let steps = W::rows(left.inner);
-        assert!(count <= ROWS, "block size");
+        assert!(count <= left.most(), "block size");
         assert!(self.rows.len() >= count, "destination rows");
         assert!(factors.is_none_or(|factors| factors.len() >= count), "one factor a row");
         let enough = |scales: &[f32]| scales.len() >= self.columns.next_multiple_of(LANES);
@@ -270,10 +290,13 @@ impl<W: Element> Product<'_, W> {
         assert!(self.scales.is_none() || !matches!(self.write, Write::Resume(_)), "scales of a sum that is resumed");
         let panels = self.columns.div_ceil(PANEL);
         let lanes = (self.columns - (panels - 1) * PANEL).next_multiple_of(LANES);
+        let lanes = if left.quantized { PANEL } else { lanes };
         let last = (steps.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
         let end = (panels - 1).checked_mul(right.panel_stride).zip(last).and_then(|(a, b)| a.checked_add(b));
         let whole = panels == 1 || right.stride >= PANEL || left.inner == 0;
-        assert!(W::ROWS == 1 || right.stride == PANEL, "rows of a group side by side");
+        let side_by_side = W::ROWS > 1 || left.quantized;
+        assert!(!side_by_side || right.stride == PANEL, "rows of a group side by side");
+        assert!(!left.quantized || W::quantized_kernel(isa, 1, 1).is_some(), "quantized rows times integers");
         assert!(left.inner == 0 || whole && end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
         let full_panel = (steps.saturating_sub(1)) * right.stride + PANEL;
         let before = panels == 1 || (panels - 2) * right.panel_stride + full_panel <= right.data.len();
@@ -283,9 +306,10 @@ impl<W: Element> Product<'_, W> {
     }
 }
 
-/// Panels that one call of a microkernel multiplies with `rows` rows; each has `bytes` bytes.
-pub(crate) fn panels_at_once<W: Element>(isa: Isa, rows: usize, bytes: usize) -> usize {
+/// Panels that one call of a microkernel multiplies with `rows` rows, which may be quantized; each has `bytes` bytes.
+pub(crate) fn panels_at_once<W: Element>(isa: Isa, (rows, quantized): (usize, bool), bytes: usize) -> usize {
     match isa.0 {
+        _ if quantized => 1,
         Instructions::Portable => usize::MAX,
         Instructions::Avx2 if rows == 1 && W::ROWS == 1 => ROW_PANELS_OF_AVX2,
         Instructions::Avx2 => 1,

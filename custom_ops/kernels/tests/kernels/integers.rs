@@ -29,7 +29,7 @@ fn scaled(values: &mut [f32], [inner, columns]: [usize; 2], scale: impl Fn(usize
 }
 
 /// Makes `values`, matrices `[inner, columns]`, 4-bit integers times scales of every magnitude and either sign.
-fn int4(values: &mut [f32], [inner, columns]: [usize; 2]) -> Narrow {
+pub(crate) fn int4(values: &mut [f32], [inner, columns]: [usize; 2]) -> Narrow {
     let blocks = inner.div_ceil(BLOCK);
     let of_block = |block: usize| bf16::from_f32(0.003 * (1.0 + (block % 13) as f32) * (-1f32).powi(block as i32 % 2));
     let scales: Vec<bf16> = (0..values.len() / inner * blocks).map(of_block).collect();

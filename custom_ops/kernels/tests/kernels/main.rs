@@ -9,6 +9,7 @@ mod integers;
 mod many_tokens;
 mod memory;
 mod prepared;
+mod quantized;
 mod refusals;
 mod rounded;
 mod routing_reference;

@@ -19,7 +19,7 @@ fn rounding() -> Option<Prepared> {
     Some(prepared).filter(Prepared::rounds_rows)
 }
 
-fn exact() -> Prepared {
+pub(crate) fn exact() -> Prepared {
     Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Activations)
 }
 
@@ -39,7 +39,7 @@ const SHAPES: [[usize; 7]; 7] = [
     [1, 10, 9, 64, 4, 1, 32],
 ];
 
-fn cases() -> impl Iterator<Item = Case> {
+pub(crate) fn cases() -> impl Iterator<Item = Case> {
     SHAPES.iter().zip(0..).flat_map(|(&[batch, tokens, past, width, top_k, kv_heads, head], seed)| {
         AttentionMode::ALL.map(|mode| {
             let dims = SelfAttentionDims { batch, tokens, past, width, experts: 5, top_k, kv_heads, head };
@@ -74,7 +74,7 @@ fn hidden_states_are_rounded_for_projections_and_not_for_the_router() {
 }
 
 /// What the outputs of both differ by, as a part of them.
-fn difference([found, exact]: [&[f32]; 2]) -> f64 {
+pub(crate) fn difference([found, exact]: [&[f32]; 2]) -> f64 {
     let square = |value: f64| value * value;
     let error: f64 = found.iter().zip(exact).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
     (error / exact.iter().map(|value| square(f64::from(*value))).sum::<f64>()).sqrt()
@@ -185,7 +185,7 @@ fn threads_change_no_bit_of_rounded_rows() {
     }
 }
 
-fn packed(case: &Case, prepared: Prepared, inputs: &SelfAttentionInputs<'_>) -> Prepared {
+pub(crate) fn packed(case: &Case, prepared: Prepared, inputs: &SelfAttentionInputs<'_>) -> Prepared {
     let SelfAttentionDims { width, experts, kv_heads, head, .. } = case.dims;
     let columns = kv_heads * head;
     let mut prepared = prepared;

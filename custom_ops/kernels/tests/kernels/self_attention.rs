@@ -7,6 +7,7 @@ use crate::attention_reference::{Attend, RotaryReference};
 use crate::routing_reference::Gate;
 use crate::support::{Random, Threads, assert_close, bits, matmul, widen};
 
+#[derive(Clone)]
 pub(crate) struct Rotation {
     pub(crate) cos: Vec<f32>,
     pub(crate) sin: Vec<f32>,
@@ -28,6 +29,7 @@ impl Computed {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) dims: SelfAttentionDims,
     pub(crate) attributes: SelfAttentionAttributes,

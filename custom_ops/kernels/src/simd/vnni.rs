@@ -1,0 +1,222 @@
+//! Microkernels of quantized rows, by AVX512_VNNI and AVX512_VBMI.
+
+use std::arch::x86_64::{
+    __m512, __m512i, __mmask64, _MM_HINT_T0, _mm_prefetch, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi32_ps,
+    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_mul_ps,
+    _mm512_multishift_epi64_epi8, _mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sllv_epi32, _mm512_ternarylogic_epi32, _mm512_xor_si512,
+};
+
+use moa_schema::BLOCK;
+
+use super::avx512::{fetch, first_term, mask, scale, store};
+use super::element::UPPER;
+use super::nibbles::scale_shift;
+use super::product::{Kernel, LINE, PAGE, Raw};
+use super::quantized::{HEAD, Integers, QUAD, WORDS};
+use super::{Element, LANES, Nibbles, PANEL};
+
+/// From two vectors of two rows each of a panel, the four steps of each column: those of the first 16, then others.
+static TURNED: [[u8; 4 * LANES]; 2] = {
+    let mut places = [[0; 4 * LANES]; 2];
+    let mut place = 0;
+    while place < 4 * PANEL {
+        let (column, step) = (place / QUAD, place % QUAD);
+        places[column / LANES][place % (4 * LANES)] = (step * PANEL + column) as u8;
+        place += 1;
+    }
+    places
+};
+
+/// Bits of two lanes at which four steps of eight begin: those of the first four, then others.
+static SHIFTS: [[u8; 4 * LANES]; 2] = {
+    let mut shifts = [[0; 4 * LANES]; 2];
+    let mut place = 0;
+    while place < 4 * LANES {
+        let (lane, step) = (place % 8 / QUAD, place % QUAD);
+        shifts[0][place] = (lane * 32 + step * 4) as u8;
+        shifts[1][place] = (lane * 32 + (QUAD + step) * 4) as u8;
+        place += 1;
+    }
+    shifts
+};
+
+/// Of three vectors, the first where the second has bits, other than the third.
+const LOW_EXCEPT: i32 = (0xf0 & 0xcc) ^ 0xaa;
+
+/// The microkernel for `rows` rows and `vectors` vectors of one panel.
+pub(super) fn kernel<W: Integers>(rows: usize, vectors: usize) -> Kernel<W> {
+    let of_rows: [Kernel<W>; 2] = match rows {
+        1 => [block::<W, 1, 1>, block::<W, 1, 2>],
+        2 => [block::<W, 2, 1>, block::<W, 2, 2>],
+        3 => [block::<W, 3, 1>, block::<W, 3, 2>],
+        4 => [block::<W, 4, 1>, block::<W, 4, 2>],
+        5 => [block::<W, 5, 1>, block::<W, 5, 2>],
+        6 => [block::<W, 6, 1>, block::<W, 6, 2>],
+        7 => [block::<W, 7, 1>, block::<W, 7, 2>],
+        _ => [block::<W, 8, 1>, block::<W, 8, 2>],
+    };
+    of_rows[vectors - 1]
+}
+
+/// `M` rows times `V` vectors of one panel.
+///
+/// # Safety
+///
+/// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX-512 F, BW, VBMI and
+/// VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
+unsafe fn block<W: Integers, const M: usize, const V: usize>(raw: &Raw<W>) {
+    let mut sums = [[_mm512_setzero_ps(); V]; M];
+    let mut ahead = raw.fetch.from.cast::<i8>();
+    // SAFETY: every pointer is in bounds by the caller's promise.
+    unsafe {
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (vector, sum) in sums.iter_mut().enumerate() {
+                let out = raw.out[row].wrapping_add(raw.first + vector * LANES);
+                *sum = first_term(raw, row, out, mask(raw.columns, vector));
+            }
+        }
+        for first in (0..raw.inner).step_by(BLOCK) {
+            add_block(&mut sums, raw, first, &mut ahead);
+        }
+        scale(raw, &mut sums);
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (vector, sum) in sums.into_iter().enumerate() {
+                let out = raw.out[row].wrapping_add(raw.first + vector * LANES);
+                store(raw, row, out, mask(raw.columns, vector), sum);
+            }
+        }
+    }
+}
+
+/// Adds the terms of the block of inner step `first`.
+///
+/// # Safety
+///
+/// As [`block`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
+#[inline]
+unsafe fn add_block<W: Integers, const M: usize, const V: usize>(
+    sums: &mut [[__m512; V]; M],
+    raw: &Raw<W>,
+    first: usize,
+    ahead: &mut *const i8,
+) {
+    let steps = BLOCK.min(raw.inner - first);
+    let mut terms = [[_mm512_setzero_si512(); V]; M];
+    let left: [*const f32; M] = std::array::from_fn(|row| raw.left[row].wrapping_add(first / BLOCK * WORDS));
+    // SAFETY: every pointer is in bounds by the caller's promise.
+    unsafe {
+        for (terms, left) in terms.iter_mut().zip(left) {
+            let raised = (*left.add(1)).to_bits() << W::UP;
+            *terms = [_mm512_set1_epi32(raised.wrapping_neg().cast_signed()); V];
+        }
+        for quad in 0..BLOCK / QUAD {
+            if M == 1 && raw.fetch.next {
+                fetch_own(raw.right, first, quad);
+            } else {
+                *ahead = fetch(&raw.fetch, *ahead);
+            }
+            let weights = W::quad(raw.right, first + quad * QUAD, steps.saturating_sub(quad * QUAD));
+            for (terms, left) in terms.iter_mut().zip(left) {
+                let integers = _mm512_set1_epi32(left.add(HEAD + quad).cast::<i32>().read());
+                for (terms, weights) in terms.iter_mut().zip(weights) {
+                    *terms = _mm512_dpbusd_epi32(*terms, weights, integers);
+                }
+            }
+        }
+        let of_block = W::block_scales(raw.right, first);
+        for ((sums, terms), left) in sums.iter_mut().zip(terms).zip(left) {
+            let of_row = _mm512_set1_ps(*left);
+            for (vector, (sum, terms)) in sums.iter_mut().zip(terms).enumerate() {
+                let terms = _mm512_cvtepi32_ps(terms);
+                *sum = match of_block {
+                    Some(scales) => _mm512_fmadd_ps(_mm512_mul_ps(terms, of_row), scales[vector], *sum),
+                    None => _mm512_fmadd_ps(terms, of_row, *sum),
+                };
+            }
+        }
+    }
+}
+
+/// Fetches what a single row reads a page after the steps of `quad` of the block of step `first`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn fetch_own<W: Integers>(right: *const W, first: usize, quad: usize) {
+    let lines = const { W::ROWS * PANEL * size_of::<W>() * BLOCK / W::STEPS / LINE };
+    let [begin, end] = [quad, quad + 1].map(|quad| quad * lines * QUAD / BLOCK);
+    let block = right.cast::<i8>().wrapping_add(first / BLOCK * lines * LINE + PAGE);
+    for line in begin..end {
+        _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(line * LINE));
+    }
+}
+
+/// Lanes of so many bytes.
+const fn bytes(count: usize) -> __mmask64 {
+    if count < 64 { (1 << count) - 1 } else { u64::MAX }
+}
+
+/// [`Integers::quad`] of int8.
+///
+/// # Safety
+///
+/// As that.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+pub(super) unsafe fn quad_of_bytes(from: *const i8, step: usize, steps: usize) -> [__m512i; 2] {
+    let load = |rows: usize| {
+        let from = from.wrapping_add((step + rows) * PANEL);
+        // SAFETY: by the caller's promise, rows of the steps that there are.
+        unsafe {
+            match steps {
+                QUAD.. => _mm512_loadu_si512(from.cast()),
+                _ => _mm512_maskz_loadu_epi8(bytes(steps.saturating_sub(rows) * PANEL), from),
+            }
+        }
+    };
+    let up = _mm512_set1_epi8(i8::MIN);
+    let [early, late] = [0, QUAD / 2].map(|rows| _mm512_xor_si512(load(rows), up));
+    TURNED.each_ref().map(|places| {
+        // SAFETY: a vector is read.
+        let places = unsafe { _mm512_loadu_si512(places.as_ptr().cast()) };
+        _mm512_permutex2var_epi8(early, places, late)
+    })
+}
+
+/// [`Integers::quad`] of int4.
+///
+/// # Safety
+///
+/// As that.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[inline]
+pub(super) unsafe fn quad_of_nibbles(from: *const Nibbles, step: usize) -> [__m512i; 2] {
+    let row = from.wrapping_add(Nibbles::group(step, PANEL) + Nibbles::row(step) * PANEL);
+    let shifts = &SHIFTS[step / QUAD % 2];
+    let (low, up) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
+    [0, LANES].map(|first| {
+        // SAFETY: by the caller's promise; and a vector is read.
+        let [eight, shifts] =
+            unsafe { [_mm512_loadu_si512(row.wrapping_add(first).cast()), _mm512_loadu_si512(shifts.as_ptr().cast())] };
+        // The bits of an integer, of which the last is its sign: the other of these is that of the integer 8 up.
+        _mm512_ternarylogic_epi32::<LOW_EXCEPT>(_mm512_multishift_epi64_epi8(shifts, eight), low, up)
+    })
+}
+
+/// [`Integers::block_scales`] of int4.
+///
+/// # Safety
+///
+/// As that.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) unsafe fn scales_of_nibbles(from: *const Nibbles, step: usize) -> [__m512; 2] {
+    let row = from.wrapping_add(Nibbles::group(step, PANEL));
+    [0, LANES].map(|first| {
+        // SAFETY: by the caller's promise.
+        let both = unsafe { _mm512_loadu_si512(row.wrapping_add(first).cast()) };
+        let scale = _mm512_sllv_epi32(both, _mm512_set1_epi32(scale_shift(step)));
+        _mm512_castsi512_ps(_mm512_and_si512(scale, _mm512_set1_epi32(UPPER)))
+    })
+}

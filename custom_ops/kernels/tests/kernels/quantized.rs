@@ -1,0 +1,197 @@
+//! Rows that a node allows to be rounded to int8, and weights in integers.
+
+use moa_kernels::{FeedForwardInputs, Instructions, Prepared, Sequential};
+use moa_schema::{AccuracyLevel, BLOCK, CrossAttentionDims, FeedForwardDims, SelfAttentionDims};
+
+use crate::cross_attention;
+use crate::integers::{int4, integers};
+use crate::rounded::{cases, difference, exact, packed};
+use crate::self_attention::Case;
+use crate::skip::skip;
+use crate::stored::{Narrow, Round, assert_same, compute, feed_forward, narrow_inputs, rounded_matrices};
+use crate::support::{Random, Threads, bits};
+
+/// For a processor that multiplies integers; a word where this one does not.
+fn quantizing() -> Option<Prepared> {
+    let prepared = Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Int8);
+    if !prepared.rounds_rows() {
+        skip("no AVX512_VNNI, or no AVX512_VBMI");
+    }
+    Some(prepared).filter(Prepared::rounds_rows)
+}
+
+/// Makes matrices integers.
+type Rounding = fn(&mut [f32], [usize; 2]) -> Narrow;
+
+/// Both types of integers.
+const TYPES: [Rounding; 2] = [integers, int4];
+
+/// Cases of many tokens, and of single ones.
+fn all_cases() -> impl Iterator<Item = Case> {
+    let single = (0..20).map(|seed| {
+        let (width, top_k) = if seed % 2 == 0 { (256, 4) } else { (50, 2) };
+        let dims = SelfAttentionDims {
+            batch: 1,
+            tokens: 1 + seed as usize % 3,
+            past: 20,
+            width,
+            experts: 5,
+            top_k,
+            kv_heads: 1,
+            head: 128,
+        };
+        Case::random(&mut Random(seed), dims)
+    });
+    cases().chain(single)
+}
+
+/// Gives every block of rows a scale of 1/64.
+fn with_whole_scales(rows: &mut [f32], width: usize) {
+    for block in rows.chunks_mut(width).flat_map(|row| row.chunks_mut(BLOCK)) {
+        block.iter_mut().for_each(|value| *value = value.clamp(-127.0 / 64.0, 127.0 / 64.0));
+        block[0] = 127.0 / 64.0;
+    }
+}
+
+/// Rounds rows with such scales.
+fn round_rows(rows: &mut [f32]) {
+    rows.iter_mut().for_each(|value| *value = (*value * 64.0).round_ties_even() / 64.0);
+}
+
+/// Where the router reads what is not rounded, rounding the hidden states before the call changes no bit of it.
+#[test]
+fn hidden_states_are_rounded_for_projections_and_not_for_the_router() {
+    let Some(prepared) = quantizing() else { return };
+    for (mut case, round) in all_cases().flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
+        with_whole_scales(&mut case.hidden_states, case.dims.width);
+        let matrices = rounded_matrices(&mut case, round);
+        let before = compute(&case, &narrow_inputs(&case, &matrices), &prepared);
+        let router = compute(&case, &narrow_inputs(&case, &matrices), &exact());
+        assert_eq!(before.topk_indices, router.topk_indices);
+        assert_eq!(before.topk_weights, router.topk_weights);
+        case.router_input = Some(case.hidden_states.clone());
+        assert_same(&compute(&case, &narrow_inputs(&case, &matrices), &prepared), &before);
+        round_rows(&mut case.hidden_states);
+        assert_same(&compute(&case, &narrow_inputs(&case, &matrices), &prepared), &before);
+    }
+}
+
+/// Outputs differ by as much as a rounding to 8 bits of a block explains, and not by nothing.
+fn assert_rounded(outputs: [&[f32]; 2], what: &dyn std::fmt::Debug) {
+    let found = difference(outputs);
+    assert!((3e-4..4e-2).contains(&found), "{found:e} {what:?}");
+}
+
+#[test]
+fn outputs_differ_by_what_rounding_explains() {
+    let Some(prepared) = quantizing() else { return };
+    for (mut case, round) in all_cases().flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
+        case.attention_mask.fill(1);
+        let matrices = rounded_matrices(&mut case, round);
+        let inputs = narrow_inputs(&case, &matrices);
+        let [found, exact] = [&prepared, &exact()].map(|prepared| compute(&case, &inputs, prepared));
+        assert_rounded([&found.output, &exact.output], &case.dims);
+        if case.dims.past == 0 {
+            assert_rounded([&found.present_value, &exact.present_value], &case.dims);
+        }
+    }
+}
+
+#[test]
+fn cross_attention_rounds_its_rows() {
+    let Some(prepared) = quantizing() else { return };
+    for (seed, round) in (0..10).flat_map(|seed| TYPES.map(|round| (seed, round))) {
+        let tokens = if seed % 2 == 0 { 1 } else { 30 };
+        let dims =
+            CrossAttentionDims { batch: 2, tokens, keys: 20, width: 45, experts: 5, top_k: 2, kv_heads: 2, head: 16 };
+        let mut case = cross_attention::Case::random(&mut Random(seed), dims).with_padding();
+        let query = round(&mut case.query_weight, [45, 32]);
+        let output = round(&mut case.output_weight, [32, 45]);
+        let compute = |prepared| case.compute_with(prepared, [query.data(), output.data()], &Sequential);
+        let ([found, exact], alike) = ([&prepared, &exact()].map(compute), case.compute(&Sequential));
+        assert_eq!((&found.1, &found.2), (&alike.1, &alike.2));
+        if exact.0.iter().any(|value| *value != 0.0) {
+            assert_rounded([&found.0, &exact.0], &seed);
+        }
+    }
+}
+
+/// Rows of hidden states and of hidden values, of both halves where gated, of many tokens and of one.
+#[test]
+fn feed_forward_rounds_its_rows() {
+    TYPES.into_iter().for_each(feed_forward_rounds);
+}
+
+fn feed_forward_rounds(round: impl Round) {
+    let Some(prepared) = quantizing() else { return };
+    for (gated, tokens) in [(false, 50), (true, 50), (false, 1), (true, 1)] {
+        let (mut random, columns) = (Random(tokens as u64), if gated { 146 } else { 73 });
+        let dims = FeedForwardDims { batch: 1, tokens, width: 67, experts: 5, top_k: 2, hidden: 73 };
+        let (mut hidden_states, router_weight) = (random.values(tokens * 67, 1.0), random.values(67 * 5, 1.0));
+        with_whole_scales(&mut hidden_states, 67);
+        let read = hidden_states.clone();
+        let input = round(&mut random.values(5 * 67 * columns, 0.3), [67, columns]);
+        let output = round(&mut random.values(5 * 73 * 67, 0.3), [73, 67]);
+        let inputs = FeedForwardInputs {
+            hidden_states: &read,
+            router_weight: &router_weight,
+            input_weight: input.data(),
+            output_weight: output.data(),
+            output_bias: None,
+            router_input: Some(&read),
+        };
+        let compute = |hidden_states: &[f32], prepared: &Prepared| {
+            let inputs = FeedForwardInputs { hidden_states, ..inputs };
+            feed_forward(&dims, gated, &inputs, prepared)
+        };
+        let before = compute(&hidden_states, &prepared);
+        assert_rounded([&before, &compute(&hidden_states, &exact())], &(gated, tokens));
+        round_rows(&mut hidden_states);
+        assert_eq!(bits(&compute(&hidden_states, &prepared)), bits(&before), "{gated} {tokens}");
+    }
+}
+
+/// A token that is not a number is none of another's business.
+#[test]
+fn a_row_that_is_not_a_number_stays_alone() {
+    let Some(prepared) = quantizing() else { return };
+    let all = all_cases().filter(|case| case.dims.batch == 1 && case.dims.tokens > 1);
+    for (mut case, round) in all.flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
+        let seen = (case.dims.tokens - 1) * case.dims.width;
+        (case.attributes.causal, case.rotation) = (true, None);
+        case.attention_mask.fill(1);
+        case.router_input = Some(case.hidden_states.clone());
+        let matrices = rounded_matrices(&mut case, round);
+        let before = compute(&case, &narrow_inputs(&case, &matrices), &prepared).output;
+        case.hidden_states[seen + case.dims.width / 2] = f32::NAN;
+        let after = compute(&case, &narrow_inputs(&case, &matrices), &prepared).output;
+        assert_eq!(bits(&after[..seen]), bits(&before[..seen]), "{:?}", case.dims);
+        assert!(after[seen..].iter().all(|value| value.is_nan()));
+    }
+}
+
+#[test]
+fn threads_and_packing_change_no_bit() {
+    let Some(_) = quantizing() else { return };
+    for (mut case, round) in all_cases().flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
+        let matrices = rounded_matrices(&mut case, round);
+        let inputs = narrow_inputs(&case, &matrices);
+        let expected = compute(&case, &inputs, &quantizing().unwrap());
+        let prepared = packed(&case, quantizing().unwrap(), &inputs);
+        assert!(prepared.thread_bytes() > packed(&case, exact(), &inputs).thread_bytes());
+        for threads in [1, 2, 3, 8] {
+            assert_same(&case.compute_with(&prepared, &Threads(threads)), &expected);
+        }
+    }
+}
+
+#[test]
+fn floats_have_rows_as_they_are() {
+    let Some(prepared) = quantizing() else { return };
+    for mut case in all_cases() {
+        assert_same(&compute(&case, &case.inputs(), &prepared), &compute(&case, &case.inputs(), &exact()));
+        let matrices = rounded_matrices(&mut case, |values, _| Narrow::round(values, true));
+        let inputs = narrow_inputs(&case, &matrices);
+        assert_same(&compute(&case, &inputs, &prepared), &compute(&case, &inputs, &exact()));
+    }
+}
