@@ -17,7 +17,7 @@ use crate::routing::{ExpertTiles, RouterInputs, Routing};
 use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
-use crate::simd::{Epoch, Isa, PANEL, ROWS};
+use crate::simd::{self, Epoch, Isa, PANEL, ROWS};
 use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool, pool};
 
@@ -125,6 +125,8 @@ impl Prepared {
         pool::run(pool, &[&router]);
         router.check()?;
         let Some(routing) = router.routing(by_expert) else { return Ok(()) };
+        let output_weights = weights.get(Weight::Output);
+        let quantized = isa.quantized_in_place(output_weights.panels().form(), hidden);
         let hidden_inputs = HiddenInputs {
             isa,
             routing,
@@ -132,6 +134,7 @@ impl Prepared {
             weights: weights.get(Weight::Input),
             activation: attributes.activation,
             gated: attributes.gated,
+            quantized,
         };
         pool::run(pool, &[&hidden_scratch.stage(hidden_inputs, hidden)]);
         let output_inputs = OutputInputs {
@@ -140,7 +143,8 @@ impl Prepared {
             expert_rows: hidden_scratch.rows.filled(),
             stride: row_stride(hidden),
             order: Order::Rows,
-            weights: weights.get(Weight::Output),
+            quantized,
+            weights: output_weights,
             bias: inputs.output_bias.map(|values| bias.widened(values)),
             width,
             threads: pool.threads(),
@@ -173,9 +177,12 @@ struct HiddenInputs<'a> {
     weights: &'a Packed,
     activation: Activation,
     gated: bool,
+    /// How rows are quantized where they stand, if they are.
+    quantized: Option<simd::Order>,
 }
 
-/// The stage that fills `[rows of the routing, F]`, with rows [`row_stride`] apart, with the activated hidden rows.
+/// The stage that fills `[rows of the routing, F]`, with rows [`row_stride`] apart, with the activated hidden rows,
+/// quantized where they are.
 struct Hidden<'a> {
     inputs: HiddenInputs<'a>,
     experts: &'a [usize],
@@ -208,7 +215,7 @@ impl Stage for Hidden<'_> {
 
     fn run(&self, index: usize) {
         let Some(mut out) = self.grid.tile(index) else { return };
-        let HiddenInputs { isa, routing, hidden_states, activation, .. } = self.inputs;
+        let HiddenInputs { isa, routing, hidden_states, activation, quantized, .. } = self.inputs;
         let (count, columns) = (out.rows(), out.columns());
         let mut starts = [0; TILE_ROWS];
         for (row, start) in starts[..count].iter_mut().enumerate() {
@@ -248,6 +255,9 @@ impl Stage for Hidden<'_> {
             for (row, factors) in factors.chunks(WIDEST_TASK).enumerate().take(count) {
                 out.row(row).iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
             }
+        }
+        if let Some(order) = quantized {
+            (0..count).for_each(|row| isa.quantize_in_place(order, out.row(row)));
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::buffer::Buffer;
 use crate::row_stride::{meet, row_stride};
 use crate::scalar::Scalar;
+use crate::simd::quantized::WORDS;
 use crate::simd::{Form, Isa, Left, RoundedRows};
 
 /// Fewest tokens whose rows are moved apart.
@@ -43,7 +44,7 @@ impl<'a> HiddenStates<'a> {
         rows.for_each(|(rounded, row)| {
             isa.form().round(isa, &row[..width], &mut rounded[..isa.form().len(width)]);
         });
-        let all = RoundedRows { data: rounded, stride: rounded_stride, of: stride };
+        let all = RoundedRows { form: isa.form(), data: rounded, stride: rounded_stride, of: stride, blocks: WORDS };
         Self { data, width, stride, rounded: (rounded_stride > 0).then_some(all) }
     }
 

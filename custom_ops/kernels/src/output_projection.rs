@@ -8,7 +8,7 @@ use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::{Next, RowProduct, TILE_ROWS, even};
-use crate::simd::{Epoch, Isa, Left, PANEL};
+use crate::simd::{self, Epoch, Isa, Left, PANEL, RoundedRows};
 
 /// Elements of one expert's weights that a task of few tokens keeps in a near cache.
 const STRIP: usize = 16384;
@@ -110,6 +110,8 @@ pub(crate) struct OutputInputs<'a> {
     pub(crate) expert_rows: &'a [f32],
     pub(crate) stride: usize,
     pub(crate) order: Order,
+    /// How rows are quantized where they stand, if they are.
+    pub(crate) quantized: Option<simd::Order>,
     /// `[E, inner, C]`.
     pub(crate) weights: &'a Packed,
     /// `[C]`.
@@ -178,6 +180,7 @@ impl Stage for OutputProjection<'_> {
         let OutputInputs { isa, routing, order, stride, weights, .. } = self.inputs;
         let (tokens, first_column) = (out.first_row()..out.first_row() + out.rows(), out.first_column());
         let (inner, columns) = (weights.geometry().inner, out.columns());
+        let rounded = self.inputs.quantized.map(|order| RoundedRows::in_place(order, self.inputs.expert_rows, stride));
         for token in tokens.clone() {
             let bias = self.inputs.bias.map(|bias| &bias[first_column..first_column + columns]);
             begin(out.row(token - tokens.start), bias, routing.routed[token]);
@@ -196,7 +199,7 @@ impl Stage for OutputProjection<'_> {
                     factors[place] = routing.topk_weights[pair];
                 }
                 RowProduct {
-                    left: Left::new(self.inputs.expert_rows, &starts[..count], inner),
+                    left: Left { rounded, ..Left::new(self.inputs.expert_rows, &starts[..count], inner) },
                     weights,
                     matrix: expert,
                     block: 0,

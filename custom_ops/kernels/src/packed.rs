@@ -10,7 +10,7 @@ use crate::geometry::Geometry;
 use crate::grid::{Claims, Grid, Layout, cut};
 use crate::pool::{self, Sequential, Stage, ThreadPool};
 use crate::simd::magnitudes::Magnitudes;
-use crate::simd::{Element, Nibbles, PANEL, Packable};
+use crate::simd::{Element, Form, Nibbles, PANEL, Packable};
 use crate::weight_data::WeightData;
 
 /// Elements that one task packs at least.
@@ -24,6 +24,18 @@ pub(crate) enum Panels {
     F16(Buffer<f16>),
     I8(Buffer<i8>),
     I4(Buffer<Nibbles>),
+}
+
+impl Panels {
+    /// The form that rows have which are multiplied with such elements, where nodes allow more than their values.
+    pub(crate) fn form(&self) -> Form {
+        match self {
+            Self::F32(_) | Self::F16(_) => Form::Values,
+            Self::Bf16(_) => Form::Pairs,
+            Self::I8(_) => Form::OF_INT8,
+            Self::I4(_) => Form::OF_INT4,
+        }
+    }
 }
 
 /// Weights in panels `[matrices, blocks, ceil(columns / PANEL), inner, PANEL]`, the last panel of a block padded with

@@ -215,14 +215,16 @@ impl Prepared {
         let few = self.isa.has_tiles() && tokens < if top_k < experts { fewest.some } else { fewest.all };
         let isa = if few && given.into_iter().any(is_wide) { self.isa.without_tiles() } else { self.isa };
         let few = tokens.saturating_mul(top_k) < FEWEST_ROUNDED.saturating_mul(experts);
-        let takes = |(weight, data)| match (isa.form(), &self.weights[weight as usize]) {
-            (Form::Values, _) => false,
-            (Form::Pairs, Some(packed)) => !few && matches!(packed.panels(), Panels::Bf16(_)),
-            (Form::Pairs, None) => !few && matches!(data, WeightData::Bf16(_)),
-            (Form::Quantized, Some(packed)) => matches!(packed.panels(), Panels::I8(_) | Panels::I4(_)),
-            (Form::Quantized, None) => matches!(data, WeightData::I8 { .. } | WeightData::I4(_)),
-        };
-        if given.into_iter().any(takes) { isa } else { isa.keeping_rows() }
+        let forms = given.map(|(weight, data)| match &self.weights[weight as usize] {
+            Some(packed) => packed.panels().form(),
+            None => data.form(),
+        });
+        let quantized = forms.into_iter().find(|form| form.is_quantized());
+        match (isa.form(), quantized) {
+            (Form::Pairs, _) if !few && forms.contains(&Form::Pairs) => isa,
+            (Form::Quantized(_), Some(form)) => isa.quantizing_to(form),
+            _ => isa.keeping_rows(),
+        }
     }
 
     /// Bytes of the packed weights; those shared with others count too.
@@ -236,9 +238,9 @@ impl Prepared {
         let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
         let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
-        let rounded = self.weights.iter().flatten().map(|packed| match (self.isa.form(), packed.panels()) {
-            (Form::Pairs, Panels::Bf16(_)) => Form::Pairs.thread_bytes(packed.geometry().inner.max(KEYS_PER_TILE)),
-            (Form::Quantized, Panels::I8(_) | Panels::I4(_)) => Form::Quantized.thread_bytes(packed.geometry().inner),
+        let rounded = self.weights.iter().flatten().map(|packed| match packed.panels().form() {
+            Form::Pairs if self.isa.rounds() => Form::Pairs.thread_bytes(packed.geometry().inner.max(KEYS_PER_TILE)),
+            form if form.is_quantized() && self.isa.quantizes() => form.thread_bytes(packed.geometry().inner),
             _ => 0,
         });
         let rounded = rounded.max().unwrap_or(0);

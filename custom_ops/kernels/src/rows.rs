@@ -145,15 +145,16 @@ pub(crate) struct RowProduct<'a> {
 impl RowProduct<'_> {
     /// Computes the product into the columns `0 .. columns` of `out`.
     pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
+        let rows = (isa, self.weights.panels().form());
         match self.weights.panels() {
             Panels::F32(panels) => self.compute_with(panels, isa, out),
-            Panels::Bf16(panels) if isa.rounds() => self.with_rounded(isa, |left| {
+            Panels::Bf16(panels) if isa.rounds() => with_rounded(rows, self.left, self.epoch, |left| {
                 self.compute_on_vectors(left, |column| self.right(panels, column).pairs(), isa, out);
             }),
-            Panels::I8(panels) if isa.quantizes() => self.with_rounded(isa, |left| {
+            Panels::I8(panels) if isa.quantizes() => with_rounded(rows, self.left, self.epoch, |left| {
                 self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
             }),
-            Panels::I4(panels) if isa.quantizes() => self.with_rounded(isa, |left| {
+            Panels::I4(panels) if isa.quantizes() => with_rounded(rows, self.left, self.epoch, |left| {
                 self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
             }),
             Panels::Bf16(panels) => self.compute_with(panels, isa, out),
@@ -161,11 +162,6 @@ impl RowProduct<'_> {
             Panels::I8(panels) => self.compute_with(panels, isa, out),
             Panels::I4(panels) => self.compute_with(panels, isa, out),
         }
-    }
-
-    /// Calls `multiply` with the rows in the form of `isa`.
-    fn with_rounded(&self, isa: Isa, multiply: impl FnOnce(Left<'_>)) {
-        with_rounded((isa, isa.form()), self.left, self.epoch, multiply);
     }
 
     fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
@@ -187,7 +183,7 @@ impl RowProduct<'_> {
         out: &mut Tile<'_, f32>,
     ) {
         let (count, inner) = (left.starts.len(), left.inner);
-        let widens = !left.quantized && widens_once::<W>(isa, count, inner);
+        let widens = left.quantized.is_none() && widens_once::<W>(isa, count, inner);
         let panel_len = W::rows(inner) * PANEL;
         let panel_bytes = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
         let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
@@ -217,7 +213,7 @@ impl RowProduct<'_> {
             let cold = usize::from(column == 0);
             let rows = even(0..count, left.most()).next().map_or(0, |block| block.len());
             let ahead = |index: usize| match index.checked_sub(cold) {
-                None => first_ahead(isa, right, (rows, left.quantized), (panel_len, far), met),
+                None => first_ahead(isa, right, (rows, left.quantized.is_some()), (panel_len, far), met),
                 Some(index) => fetches.then(|| share(index, total - cold)),
             };
             self.compute_blocks((left, right), columns, ahead, isa, out);

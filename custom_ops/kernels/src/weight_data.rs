@@ -3,6 +3,8 @@
 use half::{bf16, f16};
 use moa_schema::BLOCK;
 
+use crate::simd::Form;
+
 /// The values of a weight as they are stored, row-major.
 ///
 /// The results of a call are those of the same call with the weights widened to f32, bit for bit, except in products of
@@ -45,6 +47,16 @@ impl WeightData<'_> {
             Self::F16(values) => values.len(),
             Self::I8 { values, .. } => values.len(),
             Self::I4(Int4 { values, .. }) => 2 * values.len(),
+        }
+    }
+
+    /// The form that rows have which are multiplied with such values, where nodes allow more than theirs.
+    pub(crate) fn form(&self) -> Form {
+        match self {
+            Self::F32(_) | Self::F16(_) => Form::Values,
+            Self::Bf16(_) => Form::Pairs,
+            Self::I8 { .. } => Form::OF_INT8,
+            Self::I4(_) => Form::OF_INT4,
         }
     }
 

@@ -88,7 +88,7 @@ pub(crate) use one_token::OneToken;
 pub(crate) use packable::{Packable, Place};
 pub(crate) use past_caches::copy_past_caches;
 pub(crate) use product::{Ahead, Left, Memory, Product, Right, Write, panels_at_once};
-pub(crate) use rounded_rows::{Form, RoundedRows, with_rounded};
+pub(crate) use rounded_rows::{Form, Order, RoundedRows, with_rounded};
 
 use habits::{Habits, Streams};
 
@@ -194,7 +194,7 @@ impl Isa {
             && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx512vnni")
         {
-            return Self(self.0, self.1, Form::Quantized);
+            return Self(self.0, self.1, Form::OF_INT8);
         }
         self
     }
@@ -202,7 +202,7 @@ impl Isa {
     /// The same, by which rows are quantized and then multiplied as every processor can.
     #[cfg(test)]
     pub(crate) fn quantizing_in_plain_arithmetic(self) -> Self {
-        Self(Instructions::Portable, self.1, Form::Quantized)
+        Self(Instructions::Portable, self.1, Form::OF_INT8)
     }
 
     /// The same, by which no factor is rounded.
@@ -217,12 +217,17 @@ impl Isa {
 
     /// Whether rows are quantized where weights are integers.
     pub(crate) fn quantizes(self) -> bool {
-        self.2 == Form::Quantized
+        self.2.is_quantized()
     }
 
     /// Whether rows are quantized, and multiplied by AVX512_VNNI.
     fn multiplies_integers(self) -> bool {
         self.quantizes() && self.has_wide_vectors()
+    }
+
+    /// The same where it quantizes, to this form.
+    pub(crate) fn quantizing_to(self, form: Form) -> Self {
+        if self.quantizes() && form.is_quantized() { Self(self.0, self.1, form) } else { self }
     }
 
     /// The form that rows are rounded to.

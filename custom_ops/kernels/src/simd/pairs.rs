@@ -341,7 +341,7 @@ mod tests {
                 for (row, pairs) in rows.chunks(stride).zip(pairs.chunks_mut(half)) {
                     isa.round_to_pairs(&row[..inner], &mut pairs[..inner.div_ceil(2)]);
                 }
-                let rounded = RoundedRows { data: &pairs, stride: half, of: stride };
+                let rounded = RoundedRows { form: Form::Pairs, data: &pairs, stride: half, of: stride, blocks: 0 };
                 for left in [all, Left { rounded: Some(rounded), ..all }] {
                     for (first, count) in (0..ROWS).map(|row| (row, 1)).chain([(0, ROWS), (3, 2), (1, 3), (4, 7)]) {
                         let left = Left { starts: &starts[first..first + count], ..left };

@@ -3,10 +3,9 @@
 
 use std::ptr::{null, null_mut};
 
-use super::quantized::QUANTIZED_ROWS;
+use super::quantized::{self, QUANTIZED_ROWS};
 use super::{
-    Element, FEW_ROWS, Form, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROW_PANELS_OF_AVX2, ROWS, RoundedRows,
-    portable,
+    Element, FEW_ROWS, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROW_PANELS_OF_AVX2, ROWS, RoundedRows, portable,
 };
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
@@ -20,8 +19,8 @@ pub(crate) struct Left<'a> {
     pub(crate) starts: &'a [usize],
     /// Elements of a row: the inner dimension.
     pub(crate) inner: usize,
-    /// Whether rows are [`quantized`](super::quantized).
-    pub(crate) quantized: bool,
+    /// Where rows are [`quantized`](super::quantized), elements from one block to the next.
+    pub(crate) quantized: Option<usize>,
     /// The same rows in another form, where somebody has rounded them.
     pub(crate) rounded: Option<RoundedRows<'a>>,
 }
@@ -29,12 +28,12 @@ pub(crate) struct Left<'a> {
 impl<'a> Left<'a> {
     /// Rows that nobody has rounded.
     pub(crate) fn new(data: &'a [f32], starts: &'a [usize], inner: usize) -> Self {
-        Self { data, starts, inner, quantized: false, rounded: None }
+        Self { data, starts, inner, quantized: None, rounded: None }
     }
 
     /// Most rows that a microkernel takes.
     pub(crate) fn most(&self) -> usize {
-        if self.quantized { QUANTIZED_ROWS } else { ROWS }
+        if self.quantized.is_some() { QUANTIZED_ROWS } else { ROWS }
     }
 }
 
@@ -45,7 +44,7 @@ impl Left<'_> {
     ///
     /// If one of them is not in the slice.
     fn rows(&self, rows: &mut [*const f32; ROWS]) {
-        let len = if self.quantized { Form::Quantized.len(self.inner) } else { self.inner };
+        let len = self.quantized.map_or(self.inner, |blocks| quantized::span(self.inner, blocks));
         let last = self.data.len().checked_sub(len);
         let mut highest = 0;
         for (row, start) in rows.iter_mut().zip(self.starts) {
@@ -151,6 +150,8 @@ pub(crate) struct Raw<W> {
     pub(super) rows: usize,
     pub(super) left: [*const f32; ROWS],
     pub(super) inner: usize,
+    /// Elements of a quantized row from one block to the next.
+    pub(super) blocks: usize,
     pub(super) right: *const W,
     pub(super) stride: usize,
     pub(super) panel_stride: usize,
@@ -213,7 +214,7 @@ impl<W: Element> Product<'_, W> {
             Write::AddScaled(factors) => (Mode::AddScaled, Some(factors)),
         };
         let inner = self.left.inner;
-        let quantized = self.left.quantized;
+        let quantized = self.left.quantized.is_some();
         let most = match panels_at_once::<W>(isa, (count, quantized), W::rows(inner) * PANEL * size_of::<W>()) {
             usize::MAX => usize::MAX,
             _ if count == 1
@@ -229,6 +230,7 @@ impl<W: Element> Product<'_, W> {
             rows: count,
             left: [null(); ROWS],
             inner,
+            blocks: self.left.quantized.unwrap_or(0),
             right: self.right.data.as_ptr(),
             stride: self.right.stride,
             panel_stride: self.right.panel_stride,
@@ -290,13 +292,14 @@ impl<W: Element> Product<'_, W> {
         assert!(self.scales.is_none() || !matches!(self.write, Write::Resume(_)), "scales of a sum that is resumed");
         let panels = self.columns.div_ceil(PANEL);
         let lanes = (self.columns - (panels - 1) * PANEL).next_multiple_of(LANES);
-        let lanes = if left.quantized { PANEL } else { lanes };
+        let quantized = left.quantized.is_some();
+        let lanes = if quantized { PANEL } else { lanes };
         let last = (steps.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
         let end = (panels - 1).checked_mul(right.panel_stride).zip(last).and_then(|(a, b)| a.checked_add(b));
         let whole = panels == 1 || right.stride >= PANEL || left.inner == 0;
-        let side_by_side = W::ROWS > 1 || left.quantized;
+        let side_by_side = W::ROWS > 1 || quantized;
         assert!(!side_by_side || right.stride == PANEL, "rows of a group side by side");
-        assert!(!left.quantized || W::quantized_kernel(isa, 1, 1).is_some(), "quantized rows times integers");
+        assert!(!quantized || W::quantized_kernel(isa, 1, 1).is_some(), "quantized rows times integers");
         assert!(left.inner == 0 || whole && end.is_some_and(|end| end <= right.data.len()), "right out of bounds");
         let full_panel = (steps.saturating_sub(1)) * right.stride + PANEL;
         let before = panels == 1 || (panels - 2) * right.panel_stride + full_panel <= right.data.len();

@@ -9,8 +9,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m512, __m512i, _mm_storeu_si128, _mm512_abs_ps, _mm512_castps_si512, _mm512_cvtepi32_epi8, _mm512_cvtps_epi32,
-    _mm512_loadu_ps, _mm512_max_epu32, _mm512_mul_ps, _mm512_reduce_add_epi32, _mm512_reduce_max_epu32, _mm512_set1_ps,
+    __m512, __m512i, _mm_loadu_si128, _mm_shuffle_epi8, _mm_storeu_si128, _mm512_abs_ps, _mm512_add_epi32,
+    _mm512_castps_si512, _mm512_cvtepi32_epi8, _mm512_cvtps_epi32, _mm512_loadu_ps, _mm512_max_epu32, _mm512_mul_ps,
+    _mm512_reduce_add_epi32, _mm512_reduce_max_epu32, _mm512_set1_ps,
 };
 
 use moa_schema::BLOCK;
@@ -18,16 +19,19 @@ use moa_schema::BLOCK;
 use super::product::{Kernel, Mode, Raw};
 #[cfg(target_arch = "x86_64")]
 use super::vnni;
-use super::{Element, Isa, LANES, Nibbles, PANEL};
+use super::{Element, Form, Isa, LANES, Nibbles, Order, PANEL};
 
 /// Inner steps where an f32 would stand.
 pub(super) const QUAD: usize = size_of::<f32>();
+
+/// Inner steps whose integers stand in an [`Order`].
+const EIGHT: usize = 2 * QUAD;
 
 /// What stands before the integers of a block: their scale, and their sum.
 pub(super) const HEAD: usize = 2;
 
 /// What a block takes of the memory of f32.
-pub(super) const WORDS: usize = HEAD + BLOCK / QUAD;
+pub(crate) const WORDS: usize = HEAD + BLOCK / QUAD;
 
 /// Most rows that a microkernel takes: it has two sums for each vector, one of integers and one of f32.
 pub(crate) const QUANTIZED_ROWS: usize = 8;
@@ -43,10 +47,19 @@ pub(super) const fn len(inner: usize) -> usize {
     inner.div_ceil(BLOCK) * WORDS
 }
 
+/// What a quantized row takes whose blocks are so far apart.
+pub(super) fn span(inner: usize, blocks: usize) -> usize {
+    assert!(blocks >= WORDS, "blocks side by side");
+    inner.div_ceil(BLOCK).checked_sub(1).map_or(0, |others| others.saturating_mul(blocks).saturating_add(WORDS))
+}
+
 /// Weights in integers.
 pub(super) trait Integers: Element {
     /// The power of two that makes every integer positive.
     const UP: u32;
+
+    /// In which order the integers of rows must stand.
+    const ORDER: Order;
 
     /// The integer of step `step` of one column, and what the sum of its block is scaled by, where it is.
     ///
@@ -55,8 +68,8 @@ pub(super) trait Integers: Element {
     /// As [`Element::load`].
     unsafe fn integer(from: *const Self, step: usize) -> (i32, Option<f32>);
 
-    /// Four inner steps of the columns of a panel, [`Self::UP`] up: those from `step` on, a multiple of four, of which
-    /// there are `steps`, others are any.
+    /// Four inner steps of the columns of a panel, [`Self::UP`] up: those of the integers that stand from `step` on, a
+    /// multiple of four; of rising ones there are `steps`, others are any.
     ///
     /// # Safety
     ///
@@ -76,6 +89,8 @@ pub(super) trait Integers: Element {
 
 impl Integers for i8 {
     const UP: u32 = 7;
+
+    const ORDER: Order = Order::Rising;
 
     unsafe fn integer(from: *const Self, _: usize) -> (i32, Option<f32>) {
         // SAFETY: by the caller's promise.
@@ -100,6 +115,8 @@ impl Integers for i8 {
 
 impl Integers for Nibbles {
     const UP: u32 = 3;
+
+    const ORDER: Order = Order::EvenFirst;
 
     unsafe fn integer(from: *const Self, step: usize) -> (i32, Option<f32>) {
         // SAFETY: by the caller's promise.
@@ -167,18 +184,19 @@ unsafe fn plain<W: Integers>(raw: &Raw<W>) {
 /// # Safety
 ///
 /// As [`plain`].
-unsafe fn plain_sum<W: Integers>(raw: &Raw<W>, row: usize, mut right: *const W, mut sum: f32) -> f32 {
+unsafe fn plain_sum<W: Integers>(raw: &Raw<W>, row: usize, right: *const W, mut sum: f32) -> f32 {
+    let steps: [u8; BLOCK] = W::ORDER.steps();
     // SAFETY: every pointer is in bounds by the caller's promise; any four bytes are integers.
     unsafe {
         for first in (0..raw.inner).step_by(BLOCK) {
-            let block = raw.left[row].add(first / BLOCK * WORDS);
+            let block = raw.left[row].add(first / BLOCK * raw.blocks);
             let integers = block.add(HEAD).cast::<i8>();
             let (mut terms, mut of_block) = (0, None);
-            for step in first..raw.inner.min(first + BLOCK) {
-                let (integer, scale) = W::integer(right, step);
-                terms += i32::from(*integers.add(step - first)) * integer;
+            let places = steps.into_iter().map(|step| first + usize::from(step)).enumerate();
+            for (place, step) in places.filter(|(_, step)| *step < raw.inner) {
+                let (integer, scale) = W::integer(right.add(W::group(step, raw.stride)), step);
+                terms += i32::from(*integers.add(place)) * integer;
                 of_block = scale;
-                right = right.wrapping_add(W::passed(step, raw.stride));
             }
             sum = match of_block {
                 Some(scale) => (terms as f32 * *block).mul_add(scale, sum),
@@ -189,25 +207,58 @@ unsafe fn plain_sum<W: Integers>(raw: &Raw<W>, row: usize, mut right: *const W, 
     sum
 }
 
-impl Isa {
-    /// Rounds a row to int8, in blocks; one with a value that is not finite has a scale that is NaN.
-    pub(crate) fn quantize(self, row: &[f32], out: &mut [f32]) {
-        let (whole, rest) = row.as_chunks();
-        let (out, last) = out.as_chunks_mut().0.split_at_mut(whole.len());
-        self.quantize_blocks(whole, out);
-        if !rest.is_empty() {
-            let mut whole = [0.0; BLOCK];
-            whole[..rest.len()].copy_from_slice(rest);
-            self.quantize_blocks(&[whole], last);
+impl Order {
+    /// The inner step of eight whose integer stands in a place of eight.
+    const fn step(self, place: usize) -> usize {
+        match self {
+            Self::Rising => place,
+            Self::EvenFirst => place % QUAD * 2 + place / QUAD,
         }
     }
 
-    fn quantize_blocks(self, blocks: &[[f32; BLOCK]], out: &mut [[f32; WORDS]]) {
+    /// The inner steps of the integers of a block.
+    const fn steps<const N: usize>(self) -> [u8; N] {
+        let (mut steps, mut place) = ([0; N], 0);
+        while place < N {
+            steps[place] = (place / EIGHT * EIGHT + self.step(place % EIGHT)) as u8;
+            place += 1;
+        }
+        steps
+    }
+}
+
+impl Isa {
+    /// Rounds a row to int8, in blocks; one with a value that is not finite has a scale that is NaN.
+    pub(crate) fn quantize(self, order: Order, row: &[f32], out: &mut [f32]) {
+        let (whole, rest) = row.as_chunks();
+        let (out, last) = out.as_chunks_mut().0.split_at_mut(whole.len());
+        self.quantize_blocks(order, whole.iter().copied().zip(out));
+        let mut whole = [0.0; BLOCK];
+        whole[..rest.len()].copy_from_slice(rest);
+        self.quantize_blocks(order, std::iter::once(whole).zip(last));
+    }
+
+    /// The order in which rows of `inner` values are quantized where they stand, before they are multiplied with
+    /// weights that want this form; `None` where they are not.
+    pub(crate) fn quantized_in_place(self, form: Form, inner: usize) -> Option<Order> {
+        match form {
+            Form::Quantized(order) if self.quantizes() && inner.is_multiple_of(BLOCK) => Some(order),
+            _ => None,
+        }
+    }
+
+    /// Rounds whole blocks, each of which stands then where it began.
+    pub(crate) fn quantize_in_place(self, order: Order, row: &mut [f32]) {
+        let blocks = row.as_chunks_mut::<BLOCK>().0.iter_mut();
+        self.quantize_blocks(order, blocks.filter_map(|block| Some((*block, block.first_chunk_mut()?))));
+    }
+
+    fn quantize_blocks<'a>(self, order: Order, blocks: impl Iterator<Item = ([f32; BLOCK], &'a mut [f32; WORDS])>) {
         match self.multiplies_integers() {
             // SAFETY: `Isa` proves that the processor has the instructions.
             #[cfg(target_arch = "x86_64")]
-            true => unsafe { quantize16(blocks, out) },
-            _ => blocks.iter().zip(out).for_each(|(values, out)| quantize_block(values, out)),
+            true => unsafe { quantize16(order.steps(), blocks) },
+            _ => blocks.for_each(|(values, out)| quantize_block(order.steps(), &values, out)),
         }
     }
 }
@@ -221,45 +272,41 @@ fn scales(magnitude: u32) -> [f32; 2] {
     }
 }
 
-fn quantize_block(values: &[f32; BLOCK], out: &mut [f32; WORDS]) {
+fn quantize_block(steps: [u8; BLOCK], values: &[f32; BLOCK], out: &mut [f32; WORDS]) {
     let magnitude = values.iter().map(|value| value.abs().to_bits()).max().unwrap_or(0);
     let [scale, inverse] = scales(magnitude);
-    let integers = values.map(|value| (value * inverse).round_ties_even() as i8);
+    let integers = steps.map(|step| (values[usize::from(step)] * inverse).round_ties_even() as i8);
     let sum: i32 = integers.iter().map(|integer| i32::from(*integer)).sum();
-    let [head @ .., _, _, _, _, _, _, _, _] = out;
-    *head = [scale, f32::from_bits(sum.cast_unsigned())];
+    out[..HEAD].copy_from_slice(&[scale, f32::from_bits(sum.cast_unsigned())]);
     for (out, quad) in out[HEAD..].iter_mut().zip(integers.as_chunks().0) {
         *out = f32::from_ne_bytes(quad.map(i8::cast_unsigned));
     }
 }
 
-/// [`quantize_block`] in vectors of 16 lanes.
+/// [`quantize_block`] for each block in vectors of 16 lanes, of which `steps` are those of each half.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn quantize16(blocks: &[[f32; BLOCK]], out: &mut [[f32; WORDS]]) {
-    blocks.iter().zip(out).for_each(|(values, out)| quantize_block16(values, out));
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn quantize_block16(values: &[f32; BLOCK], out: &mut [f32; WORDS]) {
-    const HALF: usize = BLOCK / 2;
-    // SAFETY: two vectors are read.
-    let halves = [0, HALF].map(|first| unsafe { _mm512_loadu_ps(values[first..].as_ptr()) });
-    let [first, second] = halves.map(|half| _mm512_castps_si512(_mm512_abs_ps(half)));
-    let [scale, inverse] = scales(_mm512_reduce_max_epu32(_mm512_max_epu32(first, second)));
-    if scale.is_nan() {
-        out.fill(0.0);
-        out[0] = scale;
-        return;
-    }
-    let integers = halves.map(|half| _mm512_cvtps_epi32(_mm512_mul_ps(half, _mm512_set1_ps(inverse))));
-    let sum: i32 = integers.into_iter().map(|integers| _mm512_reduce_add_epi32(integers)).sum();
-    out[..HEAD].copy_from_slice(&[scale, f32::from_bits(sum.cast_unsigned())]);
-    for (out, integers) in out[HEAD..].chunks_exact_mut(HALF / QUAD).zip(integers) {
-        // SAFETY: a vector of 16 bytes is written, as many as the chunk has.
-        unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(integers)) };
+fn quantize16<'a>(steps: [u8; LANES], blocks: impl Iterator<Item = ([f32; BLOCK], &'a mut [f32; WORDS])>) {
+    // SAFETY: a vector of 16 bytes is read.
+    let steps = unsafe { _mm_loadu_si128(steps.as_ptr().cast()) };
+    for (values, out) in blocks {
+        // SAFETY: two vectors are read.
+        let halves = [0, LANES].map(|first| unsafe { _mm512_loadu_ps(values[first..].as_ptr()) });
+        let [first, second] = halves.map(|half| _mm512_castps_si512(_mm512_abs_ps(half)));
+        let [scale, inverse] = scales(_mm512_reduce_max_epu32(_mm512_max_epu32(first, second)));
+        if scale.is_nan() {
+            out.fill(0.0);
+            out[0] = scale;
+            continue;
+        }
+        let [first, second] = halves.map(|half| _mm512_cvtps_epi32(_mm512_mul_ps(half, _mm512_set1_ps(inverse))));
+        let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+        out[..HEAD].copy_from_slice(&[scale, f32::from_bits(sum.cast_unsigned())]);
+        for (out, integers) in out[HEAD..].chunks_exact_mut(LANES / QUAD).zip([first, second]) {
+            let integers = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(integers), steps);
+            // SAFETY: a vector of 16 bytes is written, as many as the chunk has.
+            unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), integers) };
+        }
     }
 }
 

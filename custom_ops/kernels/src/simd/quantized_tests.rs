@@ -26,8 +26,12 @@ fn plain_isa() -> Isa {
 }
 
 fn quantized(isa: Isa, row: &[f32]) -> Vec<[f32; WORDS]> {
+    in_order(isa, Order::Rising, row)
+}
+
+fn in_order(isa: Isa, order: Order, row: &[f32]) -> Vec<[f32; WORDS]> {
     let mut out = vec![9.0; len(row.len())];
-    isa.quantize(row, &mut out);
+    isa.quantize(order, row, &mut out);
     out.as_chunks().0.to_vec()
 }
 
@@ -170,12 +174,14 @@ fn products_have_the_same_bits_in_every_block() {
     let starts: Vec<usize> = (0..COUNT).map(|row| row * inner).collect();
     let all = Left::new(&rows, &starts, inner);
     let stride = len(inner) + 3;
-    let mut once = vec![0.0; COUNT * stride];
-    for (row, out) in rows.chunks(inner).zip(once.chunks_mut(stride)) {
-        plain_isa().quantize(row, &mut out[..len(inner)]);
-    }
-    let rounded = Some(RoundedRows { data: &once, stride, of: inner });
     for (packed, _) in weights(inner, columns) {
+        let Form::Quantized(order) = packed.panels().form() else { panic!("integers") };
+        let mut once = vec![0.0; COUNT * stride];
+        for (row, out) in rows.chunks(inner).zip(once.chunks_mut(stride)) {
+            plain_isa().quantize(order, row, &mut out[..len(inner)]);
+        }
+        let form = Form::Quantized(order);
+        let rounded = Some(RoundedRows { form, data: &once, stride, of: inner, blocks: WORDS });
         let whole = product(plain_isa(), all, &packed, [0, columns], None);
         for (isa, left) in both_ways().into_iter().flat_map(|isa| [(isa, all), (isa, Left { rounded, ..all })]) {
             for (first, count) in (0..COUNT).map(|row| (row, 1)).chain([(0, COUNT), (3, 2), (1, 3), (4, 7), (9, 9)]) {
@@ -221,7 +227,58 @@ fn weights_in_floats_have_rows_as_they_are() {
     for isa in both_ways() {
         assert_eq!(product(isa, Left::new(&row, &[0], 4), &packed, [0, 1], None), [4.0]);
         let mut form = None;
-        with_rounded((isa, Form::Quantized), Left::new(&row, &[0], 4), None, |left| form = Some(left.quantized));
-        assert_eq!(form, Some(true));
+        with_rounded((isa, Form::OF_INT8), Left::new(&row, &[0], 4), None, |left| form = left.quantized);
+        assert_eq!(form, Some(WORDS));
     }
+}
+
+/// Rows of another order, or in another form, are none that a product takes.
+#[test]
+fn rows_in_another_order_are_rounded_again() {
+    let row: Vec<f32> = (0..64).map(|i| (i as f32 * 0.37).sin()).collect();
+    for (packed, _) in weights(64, 33) {
+        let expected = product(plain_isa(), Left::new(&row, &[0], 64), &packed, [0, 33], None);
+        let nothing = vec![f32::NAN; 64];
+        for form in [Form::Values, Form::Pairs, Form::OF_INT8, Form::OF_INT4] {
+            let rounded = RoundedRows { form, data: &nothing, stride: 64, of: 64, blocks: WORDS };
+            let left = Left { rounded: Some(rounded), ..Left::new(&row, &[0], 64) };
+            for isa in both_ways() {
+                let found = product(isa, left, &packed, [0, 33], None);
+                assert_eq!(found == expected, form != packed.panels().form(), "{isa:?} {form:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_quantized_where_they_stand() {
+    let row: Vec<f32> = (0..96).map(|i| (i as f32 * 0.37).sin()).collect();
+    for (isa, order) in both_ways().into_iter().flat_map(|isa| [Order::Rising, Order::EvenFirst].map(|o| (isa, o))) {
+        let expected = in_order(plain_isa(), order, &row);
+        let mut found = row.clone();
+        isa.quantize_in_place(order, &mut found);
+        for (found, expected) in found.chunks(BLOCK).zip(&expected) {
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&found[..WORDS]), bits(expected), "{isa:?} {order:?}");
+        }
+    }
+    for (packed, _) in weights(96, 33) {
+        let expected = product(plain_isa(), Left::new(&row, &[0], 96), &packed, [0, 33], None);
+        for isa in both_ways() {
+            let order = isa.quantized_in_place(packed.panels().form(), 96).unwrap();
+            let mut rows = row.clone();
+            isa.quantize_in_place(order, &mut rows);
+            let rounded = Some(RoundedRows::in_place(order, &rows, 96));
+            let left = Left { rounded, ..Left::new(&rows, &[0], 96) };
+            assert_eq!(product(isa, left, &packed, [0, 33], None), expected, "{isa:?}");
+            assert_eq!(isa.quantized_in_place(packed.panels().form(), 97), None);
+        }
+        assert_eq!(Isa::at_most(Instructions::Avx512).quantized_in_place(packed.panels().form(), 96), None);
+    }
+}
+
+#[test]
+fn even_steps_stand_before_odd_ones() {
+    assert_eq!(Order::Rising.steps::<9>(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(Order::EvenFirst.steps::<10>(), [0, 2, 4, 6, 1, 3, 5, 7, 8, 10]);
 }

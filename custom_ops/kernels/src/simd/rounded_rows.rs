@@ -3,10 +3,13 @@
 
 use std::cell::Cell;
 
+use moa_schema::BLOCK;
+
 use super::known_rows::KnownRows;
 use super::magnitudes::Magnitudes;
+use super::quantized::{self, Integers};
 use super::tiles::ROW_LIMIT;
-use super::{Epoch, Isa, LANES, Left, quantized};
+use super::{Epoch, Isa, LANES, Left, Nibbles};
 use crate::buffer::Buffer;
 use crate::row_stride::row_stride;
 
@@ -18,25 +21,42 @@ pub(crate) enum Form {
     /// Rounded to bf16, two inner steps where an f32 would stand, see [`super::pairs`].
     Pairs,
     /// Rounded to int8, see [`super::quantized`].
-    Quantized,
+    Quantized(Order),
+}
+
+/// In which order the integers of eight inner steps stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Rising,
+    /// Those of even steps, then those of odd ones.
+    EvenFirst,
 }
 
 impl Form {
+    /// That of rows which are multiplied with int8, and with int4.
+    pub(crate) const OF_INT8: Self = Self::Quantized(<i8 as Integers>::ORDER);
+    pub(crate) const OF_INT4: Self = Self::Quantized(Nibbles::ORDER);
+
+    /// Whether rows are integers.
+    pub(crate) const fn is_quantized(self) -> bool {
+        matches!(self, Self::Quantized(_))
+    }
+
     /// What a row of `inner` values takes of the memory of f32.
     pub(crate) const fn len(self, inner: usize) -> usize {
         match self {
             Self::Values => inner,
             Self::Pairs => inner.div_ceil(2),
-            Self::Quantized => quantized::len(inner),
+            Self::Quantized(_) => quantized::len(inner),
         }
     }
 
-    /// Rows in this form, of `inner` values each, as a product takes them.
-    fn left<'a>(self, data: &'a [f32], starts: &'a [usize], inner: usize) -> Left<'a> {
+    /// Rows in this form, of `inner` values each, as a product takes them; those that are quantized in `blocks`.
+    fn left<'a>(self, data: &'a [f32], starts: &'a [usize], inner: usize, blocks: usize) -> Left<'a> {
         match self {
             Self::Values => Left::new(data, starts, inner),
             Self::Pairs => Left::new(data, starts, self.len(inner)),
-            Self::Quantized => Left { quantized: true, ..Left::new(data, starts, inner) },
+            Self::Quantized(_) => Left { quantized: Some(blocks), ..Left::new(data, starts, inner) },
         }
     }
 
@@ -45,7 +65,7 @@ impl Form {
         match self {
             Self::Values => out.copy_from_slice(row),
             Self::Pairs => isa.round_to_pairs(row, out),
-            Self::Quantized => isa.quantize(row, out),
+            Self::Quantized(order) => isa.quantize(order, row, out),
         }
     }
 
@@ -58,14 +78,24 @@ impl Form {
     }
 }
 
-/// Rows that were rounded for a whole call, in the form that its instructions ask for.
+/// Rows that were rounded for a whole call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoundedRows<'a> {
+    pub(crate) form: Form,
     pub(crate) data: &'a [f32],
     /// Elements from one row to the next.
     pub(crate) stride: usize,
     /// The same of the rows that they were made of.
     pub(crate) of: usize,
+    /// Elements from one block of a quantized row to the next.
+    pub(crate) blocks: usize,
+}
+
+impl<'a> RoundedRows<'a> {
+    /// Rows that stand where others stood, `stride` apart, and so does each block of them.
+    pub(crate) fn in_place(order: Order, data: &'a [f32], stride: usize) -> Self {
+        Self { form: Form::Quantized(order), data, stride, of: stride, blocks: BLOCK }
+    }
 }
 
 /// Rounded rows, and which they are.
@@ -82,8 +112,8 @@ thread_local! {
 /// Most rows that are rounded together.
 const MOST: usize = ROW_LIMIT;
 
-/// Calls `multiply` with the rows `left` in another form, that of `isa` where some are there: these, or in memory of
-/// this thread. There, rows that come again within an `epoch` are not rounded again.
+/// Calls `multiply` with the rows `left` in another form: those that are there, or in memory of this thread. There,
+/// rows that come again within an `epoch`, always in one form, are not rounded again.
 ///
 /// # Panics
 ///
@@ -97,9 +127,9 @@ pub(crate) fn with_rounded(
     let count = left.starts.len();
     assert!(count <= MOST, "rows to be rounded");
     let mut starts = [0; MOST];
-    if let Some(RoundedRows { data, stride, of }) = left.rounded {
+    if let Some(RoundedRows { data, stride, of, blocks, .. }) = left.rounded.filter(|rounded| rounded.form == form) {
         starts.iter_mut().zip(left.starts).for_each(|(rounded, start)| *rounded = start / of * stride);
-        return multiply(form.left(data, &starts[..count], left.inner));
+        return multiply(form.left(data, &starts[..count], left.inner, blocks));
     }
     let mut rounded = ROUNDED.take();
     let len = form.len(left.inner);
@@ -117,7 +147,7 @@ pub(crate) fn with_rounded(
         }
     };
     starts.iter_mut().enumerate().for_each(|(row, start)| *start = row * stride);
-    multiply(form.left(rows, &starts[..count], left.inner));
+    multiply(form.left(rows, &starts[..count], left.inner, quantized::WORDS));
     ROUNDED.set(rounded);
 }
 
@@ -142,7 +172,7 @@ mod tests {
         let (ones, starts) = (vec![1.0; 40], [0, 20]);
         let mut rows = ones.clone();
         rows[0] = 3.0;
-        for form in [Form::Pairs, Form::Quantized] {
+        for form in [Form::Pairs, Form::Quantized(Order::Rising), Form::Quantized(Order::EvenFirst)] {
             let [one, three] = [&ones, &rows].map(|rows| first(form, rows, &starts, None));
             assert_ne!(one, three);
             let mut rows = ones.clone();
@@ -160,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_what_is_stated() {
-        for form in [Form::Pairs, Form::Quantized] {
+        for form in [Form::Pairs, Form::Quantized(Order::Rising), Form::Quantized(Order::EvenFirst)] {
             let (rows, starts) = (vec![1.0; 128 * 70], std::array::from_fn::<_, 128, _>(|row| row * 70));
             with_rounded((plain(), form), Left::new(&rows, &starts, 70), Some(Epoch::new()), |_| {});
             let Rounded { rows, known } = ROUNDED.take();

@@ -1,10 +1,10 @@
-//! Microkernels of quantized rows, by AVX512_VNNI and AVX512_VBMI.
+//! Microkernels of quantized rows, by AVX512_VNNI, and AVX512_VBMI that turns four rows of int8.
 
 use std::arch::x86_64::{
     __m512, __m512i, __mmask64, _MM_HINT_T0, _mm_prefetch, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi32_ps,
     _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_mul_ps,
-    _mm512_multishift_epi64_epi8, _mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sllv_epi32, _mm512_ternarylogic_epi32, _mm512_xor_si512,
+    _mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_setzero_si512, _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_ternarylogic_epi32, _mm512_xor_si512,
 };
 
 use moa_schema::BLOCK;
@@ -13,7 +13,7 @@ use super::avx512::{fetch, first_term, mask, scale, store};
 use super::element::UPPER;
 use super::nibbles::scale_shift;
 use super::product::{Kernel, LINE, PAGE, Raw};
-use super::quantized::{HEAD, Integers, QUAD, WORDS};
+use super::quantized::{HEAD, Integers, QUAD};
 use super::{Element, LANES, Nibbles, PANEL};
 
 /// From two vectors of two rows each of a panel, the four steps of each column: those of the first 16, then others.
@@ -26,19 +26,6 @@ static TURNED: [[u8; 4 * LANES]; 2] = {
         place += 1;
     }
     places
-};
-
-/// Bits of two lanes at which four steps of eight begin: those of the first four, then others.
-static SHIFTS: [[u8; 4 * LANES]; 2] = {
-    let mut shifts = [[0; 4 * LANES]; 2];
-    let mut place = 0;
-    while place < 4 * LANES {
-        let (lane, step) = (place % 8 / QUAD, place % QUAD);
-        shifts[0][place] = (lane * 32 + step * 4) as u8;
-        shifts[1][place] = (lane * 32 + (QUAD + step) * 4) as u8;
-        place += 1;
-    }
-    shifts
 };
 
 /// Of three vectors, the first where the second has bits, other than the third.
@@ -105,7 +92,7 @@ unsafe fn add_block<W: Integers, const M: usize, const V: usize>(
 ) {
     let steps = BLOCK.min(raw.inner - first);
     let mut terms = [[_mm512_setzero_si512(); V]; M];
-    let left: [*const f32; M] = std::array::from_fn(|row| raw.left[row].wrapping_add(first / BLOCK * WORDS));
+    let left: [*const f32; M] = std::array::from_fn(|row| raw.left[row].wrapping_add(first / BLOCK * raw.blocks));
     // SAFETY: every pointer is in bounds by the caller's promise.
     unsafe {
         for (terms, left) in terms.iter_mut().zip(left) {
@@ -193,14 +180,13 @@ pub(super) unsafe fn quad_of_bytes(from: *const i8, step: usize, steps: usize) -
 #[inline]
 pub(super) unsafe fn quad_of_nibbles(from: *const Nibbles, step: usize) -> [__m512i; 2] {
     let row = from.wrapping_add(Nibbles::group(step, PANEL) + Nibbles::row(step) * PANEL);
-    let shifts = &SHIFTS[step / QUAD % 2];
+    // Bytes hold an even step and the odd one after it.
+    let odd = _mm512_set1_epi32((step / QUAD % 2 * 4) as i32);
     let (low, up) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
     [0, LANES].map(|first| {
-        // SAFETY: by the caller's promise; and a vector is read.
-        let [eight, shifts] =
-            unsafe { [_mm512_loadu_si512(row.wrapping_add(first).cast()), _mm512_loadu_si512(shifts.as_ptr().cast())] };
-        // The bits of an integer, of which the last is its sign: the other of these is that of the integer 8 up.
-        _mm512_ternarylogic_epi32::<LOW_EXCEPT>(_mm512_multishift_epi64_epi8(shifts, eight), low, up)
+        // SAFETY: by the caller's promise.
+        let eight = unsafe { _mm512_loadu_si512(row.wrapping_add(first).cast()) };
+        _mm512_ternarylogic_epi32::<LOW_EXCEPT>(_mm512_srlv_epi32(eight, odd), low, up)
     })
 }
 

@@ -124,14 +124,14 @@ fn feed_forward_rounds_its_rows() {
 
 fn feed_forward_rounds(round: impl Round) {
     let Some(prepared) = quantizing() else { return };
-    for (gated, tokens) in [(false, 50), (true, 50), (false, 1), (true, 1)] {
-        let (mut random, columns) = (Random(tokens as u64), if gated { 146 } else { 73 });
-        let dims = FeedForwardDims { batch: 1, tokens, width: 67, experts: 5, top_k: 2, hidden: 73 };
+    for (gated, tokens, hidden) in [(false, 50, 73), (true, 50, 64), (true, 50, 73), (false, 1, 64), (true, 1, 73)] {
+        let (mut random, columns) = (Random(tokens as u64), if gated { 2 * hidden } else { hidden });
+        let dims = FeedForwardDims { batch: 1, tokens, width: 67, experts: 5, top_k: 2, hidden };
         let (mut hidden_states, router_weight) = (random.values(tokens * 67, 1.0), random.values(67 * 5, 1.0));
         with_whole_scales(&mut hidden_states, 67);
         let read = hidden_states.clone();
         let input = round(&mut random.values(5 * 67 * columns, 0.3), [67, columns]);
-        let output = round(&mut random.values(5 * 73 * 67, 0.3), [73, 67]);
+        let output = round(&mut random.values(5 * hidden * 67, 0.3), [hidden, 67]);
         let inputs = FeedForwardInputs {
             hidden_states: &read,
             router_weight: &router_weight,
