@@ -8,8 +8,9 @@ vocabulary 4096. The rivals: PyTorch eager of transformers in f32; the same mode
 with torch's ("eager bf16", "sdpa bf16"); mobius' graph in f32 on the same ONNX Runtime; torch.onnx with dynamo and eager
 attention. Every output is compared first with PyTorch's in f32, and what is wrong is not timed. Bursts take turns as in
 cpu_operator.py, which see for ratios. `--dtype bf16` adds our export with weights stored in bf16, `bf16-products` one
-whose products may have factors of bf16, `int8` and `int4` those with matrices in integers, which are compared with
-PyTorch on the weights that these stand for. A decode step of ours writes its caches in place; beside it stands
+whose products may have factors of bf16, `int8` and `int4` those with matrices in integers, `int8-products` and
+`int4-products` these with other factors that may be int8; integers are compared with PyTorch on the weights that they
+stand for. A decode step of ours writes its caches in place; beside it stands
 "copying", where past and present are buffers of their own.
 """
 
@@ -37,15 +38,15 @@ SIZES = dict(
 CASES = {"T1": (1, 0), "T16": (16, 0), "T128": (128, 0), "T512": (512, 0), "T2048": (2048, 0), "decode-past128": (1, 128)}
 PYTORCH = ["eager", "eager bf16", "sdpa bf16"]
 RIVALS = [*PYTORCH, "mobius", "dynamo"]
-DTYPES = ["bf16", "bf16-products", "int8", "int4"]
+DTYPES = ["bf16", "bf16-products", "int8", "int8-products", "int4", "int4-products"]
 BLOCK = 32
 # Bytes of a weight in integers; of int4 with its share of a scale.
 WIDTHS = {"int8": 1, "int4": 0.5 + 2 / BLOCK}
 DYNAMO = "dynamo.onnx"
 TOLERANCE = 2e-4
-# Of a token, where factors of products are bf16.
-TOLERANCE_BF16 = 0.05
-ROUNDS = ("eager bf16", "sdpa bf16", "ours bf16-products")
+# Of a token, where factors of products are rounded.
+TOLERANCE_ROUNDED = 0.05
+ROUNDS = ("eager bf16", "sdpa bf16", "ours bf16-products", "ours int8-products", "ours int4-products")
 GOALS = [
     ("decode-past128", "mobius", 3.5), ("T128", "mobius", 2.5), ("T512", "mobius", 2.5), ("T128", "eager", 1.6),
     ("T512", "eager", 1.6),
@@ -251,7 +252,7 @@ def maker(of, shared):
 
 
 def error_of_tokens(run, model, name):
-    """The median over tokens of what bf16 changes: rounding moves some tokens to other experts, whose logits say
+    """The median over tokens of what rounding changes: it moves some tokens to other experts, whose logits say
     nothing. A case of one token is judged by eight of them. `run` makes a contender of inputs."""
     tokens, past = CASES[name]
     errors = []
@@ -309,9 +310,10 @@ def read_bytes(past, width):
 
 def measure(name, sessions, models, eager, args, bandwidth):
     tokens, past = CASES[name]
-    given = {dtype: Inputs(model, tokens, past, 1) for dtype, model in models.items()}
-    of = lambda contender: next((inputs for dtype, inputs in given.items() if dtype in contender), given["fp32"])
-    inputs, model, runs = given["fp32"], models["fp32"], {}
+    given = {stored: Inputs(model, tokens, past, 1) for stored, model in models.items()}
+    stored_as = lambda contender: next((stored for stored in WIDTHS if stored in contender), "fp32")
+    of = lambda contender: given[stored_as(contender)]
+    inputs, runs = given["fp32"], {}
     for contender, session in sessions.items():
         if contender == "dynamo" and (past or tokens < 2):
             continue
@@ -326,11 +328,12 @@ def measure(name, sessions, models, eager, args, bandwidth):
         plain = contender.removesuffix(" copying")
         rounds = plain in ROUNDS
         if rounds:
-            found = error_of_tokens(maker((sessions | eager)[plain], past > 0 and plain == contender), model, name)
+            run_of = maker((sessions | eager)[plain], past > 0 and plain == contender)
+            found = error_of_tokens(run_of, models[stored_as(contender)], name)
         else:
             found = error(np.asarray(run()), of(contender).logits)
         result["relative_error"][contender] = found
-        if found <= (TOLERANCE_BF16 if rounds else TOLERANCE):
+        if found <= (TOLERANCE_ROUNDED if rounds else TOLERANCE):
             continue
         if contender != "dynamo":
             sys.exit(f"{name}: {contender} differs from PyTorch by {found:.2e}")
@@ -425,7 +428,8 @@ def main():
         print(f"{LIBRARY}, {head['build'][:12]}")
         for name, note in head["rivals"].items():
             print(f"{name}: {note}")
-        models = {"fp32": model} | {dtype: in_integers(model, dtype) for dtype in args.dtype if dtype in WIDTHS}
+        stored = [integers for integers in WIDTHS if any(integers in dtype for dtype in args.dtype)]
+        models = {"fp32": model} | {integers: in_integers(model, integers) for integers in stored}
         eager = {name: in_pytorch(model, name, work / "checkpoint") for name in args.rivals if name in PYTORCH}
         results, reads = {}, [bench.read_bandwidth(args.threads)]
         for name in args.only:
