@@ -9,7 +9,8 @@ use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
 use crate::simd::widened::{self, with_widened};
 use crate::simd::{
-    Ahead, Element, Epoch, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, panels_at_once, with_rounded,
+    Ahead, Element, Epoch, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, are_integers, panels_at_once,
+    with_rounded,
 };
 
 /// Most rows that one call multiplies.
@@ -88,7 +89,7 @@ pub(crate) fn are_far(weights: &Packed) -> bool {
 }
 
 /// Most rows whose panels, up to [`LONG`], a processor that reads one stream fastest is left to fetch itself: a fetch
-/// takes a load, and so few rows need all of these.
+/// takes a load, and so few rows need all of these. Integers from memory are waited for all the same.
 const ALONE: usize = 4;
 
 /// Most bytes of weights that a first block fetches before it reads them.
@@ -363,7 +364,7 @@ fn first_ahead<W: Element>(
     if rows == 1 {
         return (bytes > LONG || isa.reads_one_stream() && far).then_some(Ahead::Own);
     }
-    if rows <= ALONE && bytes <= LONG && isa.reads_one_stream() {
+    if rows <= ALONE && bytes <= LONG && isa.reads_one_stream() && !(far && are_integers::<W>()) {
         return None;
     }
     match panels_at_once::<W>(isa, (rows, quantized), bytes).min(met) {

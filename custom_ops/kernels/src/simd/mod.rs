@@ -87,7 +87,7 @@ pub(crate) use nibbles::Nibbles;
 pub(crate) use one_token::OneToken;
 pub(crate) use packable::{Packable, Place};
 pub(crate) use past_caches::copy_past_caches;
-pub(crate) use product::{Ahead, Left, Memory, Product, Right, Write, panels_at_once};
+pub(crate) use product::{Ahead, Left, Memory, Product, Right, Write, are_integers, panels_at_once};
 pub(crate) use rounded_rows::{Form, Order, RoundedRows, with_rounded};
 
 use habits::{Habits, Streams};

@@ -329,7 +329,12 @@ pub(crate) fn panels_at_once<W: Element>(isa: Isa, (rows, quantized): (usize, bo
 /// Panels that a single row reads side by side where they come from memory: one stream comes faster than several, but
 /// the two sums of a panel of integers take as long as memory does.
 pub(super) const fn streams<W: Element>() -> usize {
-    if size_of::<W>() == 1 || W::ROWS > 1 { 2 } else { 1 }
+    if are_integers::<W>() { 2 } else { 1 }
+}
+
+/// Whether elements are integers.
+pub(crate) const fn are_integers<W: Element>() -> bool {
+    size_of::<W>() == 1 || W::ROWS > 1
 }
 
 /// The microkernel of a level.
