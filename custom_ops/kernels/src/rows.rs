@@ -89,8 +89,11 @@ pub(crate) fn are_far(weights: &Packed) -> bool {
 }
 
 /// Most rows whose panels, up to [`LONG`], a processor that reads one stream fastest is left to fetch itself: a fetch
-/// takes a load, and so few rows need all of these. Integers from memory are waited for all the same.
+/// takes a load, and so few rows need all of these. Far integers are waited for from [`LONG_OF_INTEGERS`] on.
 const ALONE: usize = 4;
+
+/// As [`LONG`], of far integers, of which as many bytes are more weights.
+const LONG_OF_INTEGERS: usize = LONG / 4;
 
 /// Most bytes of weights that a first block fetches before it reads them.
 const EARLY: usize = 65536;
@@ -364,7 +367,8 @@ fn first_ahead<W: Element>(
     if rows == 1 {
         return (bytes > LONG || isa.reads_one_stream() && far).then_some(Ahead::Own);
     }
-    if rows <= ALONE && bytes <= LONG && isa.reads_one_stream() && !(far && are_integers::<W>()) {
+    let alone = if far && are_integers::<W>() { LONG_OF_INTEGERS } else { LONG };
+    if rows <= ALONE && bytes <= alone && isa.reads_one_stream() {
         return None;
     }
     match panels_at_once::<W>(isa, (rows, quantized), bytes).min(met) {
