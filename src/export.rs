@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use moa_graphs::{
     Form, ImportError, LowerError, Options, Precision, WeightError, families, families::ImportOptions, model::Model,
 };
-use moa_schema::GateMode;
+use moa_schema::{GateMode, IntegerType};
 
 use crate::{
     checkpoint::{Checkpoint, CheckpointError},
@@ -52,7 +52,7 @@ pub struct ExportOptions {
     /// How our operators are written, and which outputs there are.
     pub graph: Options,
     /// Version of the standard operator set, one of [`OPSETS`]; unless it is given, [`DEFAULT_OPSET`], or 21 in
-    /// [`Precision::Int4`].
+    /// [`Precision::Int4`] and [`Precision::Int4Products`].
     pub opset: Option<i64>,
     /// Replaces the family's gate mode.
     pub gate_mode: Option<GateMode>,
@@ -159,7 +159,7 @@ pub enum ExportError {
         opset: i64,
     },
     /// The operator set is older than the types of weights.
-    #[error("opset {opset} has no {}, which begins with opset {oldest}", precision.as_str())]
+    #[error("opset {opset} has no {}, which begins with opset {oldest}", precision.without_products().as_str())]
     OldOpset {
         /// The version asked for.
         opset: i64,
@@ -308,7 +308,7 @@ pub fn export_model_watched(
 /// The version of the standard operator set that is written.
 fn opset(options: &ExportOptions) -> Result<i64, ExportError> {
     let precision = options.graph.precision;
-    let oldest = (precision == Precision::Int4).then_some(INT4_OPSET);
+    let oldest = (precision.integers() == Some(IntegerType::Int4)).then_some(INT4_OPSET);
     match (options.opset, oldest) {
         (None, oldest) => Ok(oldest.unwrap_or(DEFAULT_OPSET)),
         (Some(opset), Some(oldest)) if opset < oldest => Err(ExportError::OldOpset { opset, precision, oldest }),

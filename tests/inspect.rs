@@ -269,20 +269,25 @@ fn exports_in_integers_count_as_their_checkpoint() {
 
 /// Nodes that say more of their products store the same.
 #[test]
-fn exports_whose_products_may_be_rounded_count_as_those_in_bf16() {
+fn exports_whose_products_may_be_rounded_count_as_those_that_store_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&data("jetmoe/sharded"), None).unwrap();
-    for form in [Form::Function, Form::Fused] {
-        let [bf16, mut products] = [Precision::Bf16, Precision::Bf16Products].map(|precision| {
+    let products = || Precision::ALL.into_iter().filter(|precision| *precision != precision.without_products());
+    assert_eq!(products().count(), 3);
+    for (form, precision) in
+        [Form::Function, Form::Fused].into_iter().flat_map(|form| products().map(move |of| (form, of)))
+    {
+        let [stored, mut products] = [precision.without_products(), precision].map(|precision| {
             let out = folder.path().join(format!("{}-{}", form.as_str(), precision.as_str()));
             let mut options = options(form);
             options.graph.precision = precision;
             export(&checkpoint, &out, &options).unwrap();
             of_graphs(&out)
         });
-        let stated = products.files[0].metadata.insert("moa.dtype".into(), "bf16".into());
-        assert_eq!(stated.as_deref(), Some("bf16-products"));
-        assert_eq!(serde_json::to_value(products).unwrap(), serde_json::to_value(bf16).unwrap());
+        let dtype = precision.without_products().as_str();
+        let stated = products.files[0].metadata.insert("moa.dtype".into(), dtype.into());
+        assert_eq!(stated.as_deref(), Some(precision.as_str()));
+        assert_eq!(serde_json::to_value(products).unwrap(), serde_json::to_value(stored).unwrap());
     }
 }
 

@@ -13,7 +13,7 @@ use common::{
     integers, token_inputs, weight,
 };
 use moa_export::{
-    reference::{Choices, Evaluation, Part, Reference, ReferenceError},
+    reference::{Choices, Evaluation, Factors, Part, Reference, ReferenceError},
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::{
@@ -340,24 +340,31 @@ fn key_value_heads_add_up() {
     assert_close("two heads", &output(None), &sum, 1e-14);
 }
 
-/// The weights are those of bf16; what they are multiplied with is rounded where a runtime's roundings are.
+/// The weights are those of the export that they are stored as; what they are multiplied with is rounded where a
+/// runtime's roundings are.
 #[test]
 fn products_are_rounded_where_roundings_are_asked_for() {
     let model = grouped_layer(None);
-    let [bf16, products] =
-        [Precision::Bf16, Precision::Bf16Products].map(|precision| Reference::stored_as(&model, precision).unwrap());
-    let exact = |reference: &Reference| run(reference, Part::Model, &grouped_inputs());
-    let rounded = |reference: &Reference| reference.run_rounded(Part::Model, &grouped_inputs(), None).unwrap();
-    assert_eq!(exact(&products), exact(&bf16));
-    let [found, expected] = [&products, &bf16].map(rounded);
-    assert_eq!(found.routing, expected.routing);
-    assert_ne!(found.outputs, expected.outputs);
-    assert_eq!((products.activations(), products.products()), (FloatType::F32, Some(FloatType::Bf16)));
-    assert_eq!((products.with_exact_products().products(), bf16.products()), (None, None));
-    assert_eq!(rounded(&products.with_exact_products()), expected);
-    for activations in [FloatType::F16, FloatType::Bf16] {
-        let [products, bf16] = [&products, &bf16].map(|reference| reference.rounding_to(activations));
-        assert_eq!((products.products(), rounded(&products)), (None, rounded(&bf16)));
+    for (stored, precision, factors, shown) in [
+        (Precision::Bf16, Precision::Bf16Products, Factors::Bf16, "bfloat16"),
+        (Precision::Int8, Precision::Int8Products, Factors::Int8, "int8"),
+        (Precision::Int4, Precision::Int4Products, Factors::Int8, "int8"),
+    ] {
+        let [stored, products] = [stored, precision].map(|precision| Reference::stored_as(&model, precision).unwrap());
+        let exact = |reference: &Reference| run(reference, Part::Model, &grouped_inputs());
+        let rounded = |reference: &Reference| reference.run_rounded(Part::Model, &grouped_inputs(), None).unwrap();
+        assert_eq!(exact(&products), exact(&stored));
+        let [found, expected] = [&products, &stored].map(rounded);
+        assert_eq!(found.routing, expected.routing);
+        assert_ne!(found.outputs, expected.outputs);
+        assert_eq!((products.activations(), products.products()), (FloatType::F32, Some(factors)));
+        assert_eq!(factors.to_string(), shown);
+        assert_eq!((products.with_exact_products().products(), stored.products()), (None, None));
+        assert_eq!(rounded(&products.with_exact_products()), expected);
+        for activations in [FloatType::F16, FloatType::Bf16] {
+            let [products, stored] = [&products, &stored].map(|reference| reference.rounding_to(activations));
+            assert_eq!((products.products(), rounded(&products)), (None, rounded(&stored)));
+        }
     }
 }
 

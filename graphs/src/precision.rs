@@ -21,13 +21,26 @@ pub enum Precision {
     /// Matrices of experts, and of the keys and values that they share, are stored in 8-bit integers with a scale for
     /// each column, see [`crate::quantization`]; everything else is f32.
     Int8,
+    /// As [`Precision::Int8`], and a kernel may round to int8 what our operators multiply with matrices of integers.
+    Int8Products,
     /// As [`Precision::Int8`], in 4-bit integers with a scale for each 32 rows of a column.
     Int4,
+    /// As [`Precision::Int4`], and a kernel may round as for [`Precision::Int8Products`].
+    Int4Products,
 }
 
 impl Precision {
     /// Every precision, in the order of the documentation.
-    pub const ALL: [Self; 6] = [Self::Fp32, Self::Fp16, Self::Bf16, Self::Bf16Products, Self::Int8, Self::Int4];
+    pub const ALL: [Self; 8] = [
+        Self::Fp32,
+        Self::Fp16,
+        Self::Bf16,
+        Self::Bf16Products,
+        Self::Int8,
+        Self::Int8Products,
+        Self::Int4,
+        Self::Int4Products,
+    ];
 
     /// Name on the command line and in metadata.
     pub const fn as_str(self) -> &'static str {
@@ -37,7 +50,9 @@ impl Precision {
             Self::Bf16 => "bf16",
             Self::Bf16Products => "bf16-products",
             Self::Int8 => "int8",
+            Self::Int8Products => "int8-products",
             Self::Int4 => "int4",
+            Self::Int4Products => "int4-products",
         }
     }
 
@@ -49,8 +64,8 @@ impl Precision {
     /// The integers that matrices which belong to an operator of ours are stored in, if they are.
     pub const fn integers(self) -> Option<IntegerType> {
         match self {
-            Self::Int8 => Some(IntegerType::Int8),
-            Self::Int4 => Some(IntegerType::Int4),
+            Self::Int8 | Self::Int8Products => Some(IntegerType::Int8),
+            Self::Int4 | Self::Int4Products => Some(IntegerType::Int4),
             Self::Fp32 | Self::Fp16 | Self::Bf16 | Self::Bf16Products => None,
         }
     }
@@ -58,7 +73,7 @@ impl Precision {
     /// Type of trained matrices, projections, experts and embeddings, but for those that are [`Self::integers`].
     pub const fn weights(self) -> FloatType {
         match self {
-            Self::Fp32 | Self::Int8 | Self::Int4 => FloatType::F32,
+            Self::Fp32 | Self::Int8 | Self::Int8Products | Self::Int4 | Self::Int4Products => FloatType::F32,
             Self::Fp16 => FloatType::F16,
             Self::Bf16 | Self::Bf16Products => FloatType::Bf16,
         }
@@ -67,8 +82,14 @@ impl Precision {
     /// Type of activations, key/value caches and biases.
     pub const fn activations(self) -> FloatType {
         match self {
-            Self::Fp32 | Self::Bf16 | Self::Bf16Products | Self::Int8 | Self::Int4 => FloatType::F32,
             Self::Fp16 => FloatType::F16,
+            Self::Fp32
+            | Self::Bf16
+            | Self::Bf16Products
+            | Self::Int8
+            | Self::Int8Products
+            | Self::Int4
+            | Self::Int4Products => FloatType::F32,
         }
     }
 
@@ -76,7 +97,19 @@ impl Precision {
     pub const fn accuracy_level(self) -> AccuracyLevel {
         match self {
             Self::Bf16Products => AccuracyLevel::Bf16,
+            Self::Int8Products | Self::Int4Products => AccuracyLevel::Int8,
             Self::Fp32 | Self::Fp16 | Self::Bf16 | Self::Int8 | Self::Int4 => AccuracyLevel::Activations,
+        }
+    }
+
+    /// The precision that stores the same, and whose nodes say nothing of their products.
+    #[must_use]
+    pub const fn without_products(self) -> Self {
+        match self {
+            Self::Bf16 | Self::Bf16Products => Self::Bf16,
+            Self::Int8 | Self::Int8Products => Self::Int8,
+            Self::Int4 | Self::Int4Products => Self::Int4,
+            Self::Fp32 | Self::Fp16 => self,
         }
     }
 }

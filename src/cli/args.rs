@@ -84,7 +84,7 @@ pub(super) struct ExportArguments {
     /// Gates to use instead of the family's, if the model was trained with others
     #[arg(long, value_enum)]
     pub(super) gate_mode: Option<GateModeArgument>,
-    /// Version of the ONNX operator set, 18 to 21 [default: 18, or 21 with --dtype int4]
+    /// Version of the ONNX operator set, 18 to 21 [default: 18, or 21 with --dtype int4 or int4-products]
     #[arg(long, value_name = "N")]
     pub(super) opset: Option<i64>,
     /// Keep weights in NAME.onnx.data beside the model
@@ -149,8 +149,13 @@ pub(super) enum DtypeArgument {
     /// Matrices of experts, and of the keys and values that they share, stored as 8-bit integers with a scale for each
     /// column; everything else stays 32-bit
     Int8,
+    /// As int8, and the library may round what our operators multiply with these matrices to 8-bit integers with a
+    /// scale for each 32 values, where that is faster
+    Int8Products,
     /// As int8, stored as 4-bit integers with a scale for each 32 rows of a column
     Int4,
+    /// As int4, and the library may round as for int8-products
+    Int4Products,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

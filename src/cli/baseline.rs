@@ -66,7 +66,7 @@ pub(super) struct BaselineArguments {
     /// Seed of the weights; the same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Version of the ONNX operator set, 18 to 21 [default: 18, or 21 with --dtype int4]
+    /// Version of the ONNX operator set, 18 to 21 [default: 18, or 21 with --dtype int4 or int4-products]
     #[arg(long, value_name = "N")]
     opset: Option<i64>,
     /// Keep weights in NAME.onnx.data beside the model; `auto` does from 1.5 GB on

@@ -84,7 +84,9 @@ pub(super) const fn precision(dtype: DtypeArgument) -> Precision {
         DtypeArgument::Bf16 => Precision::Bf16,
         DtypeArgument::Bf16Products => Precision::Bf16Products,
         DtypeArgument::Int8 => Precision::Int8,
+        DtypeArgument::Int8Products => Precision::Int8Products,
         DtypeArgument::Int4 => Precision::Int4,
+        DtypeArgument::Int4Products => Precision::Int4Products,
     }
 }
 

@@ -215,8 +215,8 @@ impl<'a> GraphCheck<'a> {
         self.report.runs += 1;
         self.truth.watch.advance(1);
         let reference = self.truth.reference;
-        let two_bytes = reference.activations() != FloatType::F32 || reference.products().is_some();
-        let moved = if two_bytes { &rounded.routing } else { &expected.routing };
+        let beyond_f32 = reference.activations() != FloatType::F32 || reference.products().is_some();
+        let moved = if beyond_f32 { &rounded.routing } else { &expected.routing };
         self.report.routing.add(case, &routing, &expected.routing, moved);
         let beside = [&expected.outputs, &rounded.outputs];
         self.compare_outputs(case, &outputs, beside)?;

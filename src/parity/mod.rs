@@ -42,7 +42,7 @@ use crate::{
     file_names::{DECODER, ENCODER, MODEL, graph_file},
     metadata,
     onnx::{OnnxFile, ReadError, read_model, weight_bytes},
-    reference::{Part, Reference},
+    reference::{Factors, Part, Reference},
 };
 use graph_check::{GraphCheck, Truth};
 use settings::{Settings, check_part, may_round_products};
@@ -171,7 +171,7 @@ pub struct BackendReport {
     /// What it may round factors of products of our operators to, if that is less;
     /// tolerances are derived from it too.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text_if_any")]
-    pub products: Option<FloatType>,
+    pub products: Option<Factors>,
     /// Outcome per graph.
     pub graphs: Vec<GraphReport>,
 }
@@ -422,7 +422,8 @@ fn run_backend(
     seed: u64,
 ) -> Result<BackendReport, VerifyError> {
     let rounded = files.graphs.iter().find_map(|(_, file)| backend.rounds_to(file));
-    let may_round = !backend.computes_bodies() && may_round_products(files.graphs.iter().map(|(_, file)| file));
+    let nodes_allow = || may_round_products(files.graphs.iter().map(|(_, file)| file), files.settings.precision);
+    let may_round = !backend.computes_bodies() && nodes_allow();
     let exact = || (!may_round).then(|| truth.reference.with_exact_products());
     let rounding = rounded.map(|to| truth.reference.rounding_to(to)).or_else(exact);
     let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };

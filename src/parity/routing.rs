@@ -10,12 +10,12 @@ use crate::{
 
 /// Largest score margin between the k-th and the next expert that f32 rounding may overturn: a difference of two
 /// probabilities, or of two logits where the gate takes the top-k before the softmax. Where activations, or what
-/// operators multiply, have two bytes, what rounding does to the reference's own scores counts too, as often as for
+/// operators multiply, have fewer bytes, what rounding does to the reference's own scores counts too, as often as for
 /// outputs.
 pub const MARGIN: f64 = 1e-5;
 
-/// Largest difference of a chosen expert's weight that f32 rounding explains; more where numbers have two bytes, as for
-/// [`MARGIN`].
+/// Largest difference of a chosen expert's weight that f32 rounding explains; more where numbers have fewer bytes, as
+/// for [`MARGIN`].
 const WEIGHT_TOLERANCE: f64 = 1e-5;
 
 /// Outcome of comparing chosen experts with those of the reference.

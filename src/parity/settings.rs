@@ -101,19 +101,22 @@ fn shown_precision(files: &[&OnnxFile]) -> Precision {
         (DataType::Bfloat16, Precision::Bf16),
         (DataType::Int8, Precision::Int8),
     ];
-    match kinds.into_iter().find(|(kind, _)| stores(*kind)) {
-        Some((_, Precision::Bf16)) if may_round_products(files.iter().copied()) => Precision::Bf16Products,
-        shown => shown.map_or(Precision::Fp32, |(_, precision)| precision),
-    }
+    let stored = kinds.into_iter().find(|(kind, _)| stores(*kind)).map_or(Precision::Fp32, |(_, precision)| precision);
+    let shown = Precision::ALL.into_iter().find(|precision| {
+        precision.without_products() == stored && may_round_products(files.iter().copied(), *precision)
+    });
+    shown.unwrap_or(stored)
 }
 
-/// Whether a node allows products with rounded factors.
-pub(super) fn may_round_products<'a>(files: impl IntoIterator<Item = &'a OnnxFile>) -> bool {
+/// Whether a node allows products with factors rounded as in exports of `precision`. Nodes of another level count for
+/// nothing: in those exports there is nothing that it would let a kernel round.
+pub(super) fn may_round_products<'a>(files: impl IntoIterator<Item = &'a OnnxFile>, precision: Precision) -> bool {
+    let level = precision.accuracy_level();
     let mut any = false;
     for graph in files.into_iter().filter_map(OnnxFile::graph) {
-        for_each_node(&graph.node, &mut |node| any |= accuracy_of(node) == AccuracyLevel::Bf16);
+        for_each_node(&graph.node, &mut |node| any |= accuracy_of(node) == level);
     }
-    any
+    any && level != AccuracyLevel::default()
 }
 
 fn shows_last_logits(files: &[&OnnxFile]) -> bool {

@@ -129,8 +129,8 @@ impl Attention {
         let columns = self.kv_num_heads * self.head_size;
         let [mut key, value] = match &self.keys_values {
             Some(matrices) => {
-                let factors = if self.has_keys_values { &source.factors() } else { source };
-                matrices.each_ref().map(|matrix| matrix.map(factors))
+                let map = if self.has_keys_values { Matrices::map_factors } else { Matrices::map };
+                matrices.each_ref().map(|matrix| map(matrix, source))
             }
             None => [source.clone(), source.clone()],
         };
@@ -296,7 +296,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::reference::{Routing, math::Sums, stored::to_bf16};
+    use crate::reference::{Routing, math::Sums, scaled, stored::to_bf16};
 
     const TOKENS: usize = 5;
 
@@ -304,8 +304,18 @@ mod tests {
         values.iter().copied().map(to_bf16).collect()
     }
 
+    /// How a row of a product is rounded.
+    type Rounding = fn(&[f64]) -> Vec<f64>;
+
+    /// What is stored, and how rows are then rounded.
+    const ROUNDED: [(moa_graphs::Precision, Precision, Rounding); 3] = [
+        (moa_graphs::Precision::Fp32, Precision::Products, in_bf16),
+        (moa_graphs::Precision::Int8, Precision::Integers, scaled::factor),
+        (moa_graphs::Precision::Int4, Precision::Integers, scaled::factor),
+    ];
+
     /// A layer of width 16 with a bias, and keys and values of its own or of a memory.
-    fn layer(cross_attention: bool) -> Attention {
+    fn layer(cross_attention: bool, stored: moa_graphs::Precision) -> Attention {
         let config = json!({
             "model_type": "moa_layer", "embed_dim": 16, "num_expert": 5, "top_k": 2, "head_dim": 8,
             "cross_attention": cross_attention,
@@ -314,7 +324,7 @@ mod tests {
         let tensors = SyntheticTensors::random("memory", 3);
         let model = families::import(&config, &tensors, ImportOptions::default()).unwrap();
         let Model::Layer(layer) = model else { panic!("no layer") };
-        let stored = Stored::new(moa_graphs::Precision::Fp32);
+        let stored = Stored::new(stored);
         let read = if cross_attention { Attention::to_memory } else { Attention::new };
         read(&layer.attention, stored).unwrap()
     }
@@ -333,46 +343,53 @@ mod tests {
 
     #[test]
     fn keys_and_values_of_the_operator_alone_are_of_rounded_rows() {
-        let [x, single] = [Precision::Products, Precision::Single].map(input);
-        let values = |pair: KeyValues| [pair.key.values, pair.value.values];
-        let rounded = Sequence { values: in_bf16(&single.values), ..single.clone() };
-        let own = layer(false);
-        assert_eq!(values(own.keys_values(&x)), values(own.keys_values(&rounded)));
-        assert_ne!(values(own.keys_values(&x)), values(own.keys_values(&single)));
-        let of_memory = layer(true);
-        assert_eq!(values(of_memory.keys_values(&x)), values(of_memory.keys_values(&single)));
-        let without = Attention { keys_values: None, ..own };
-        assert_eq!(values(without.keys_values(&x)), values(without.keys_values(&single)));
+        for (stored, precision, rounding) in ROUNDED {
+            let [x, single] = [precision, Precision::Single].map(input);
+            let values = |pair: KeyValues| [pair.key.values, pair.value.values];
+            let rounded = Sequence { values: single.rows().into_iter().flat_map(rounding).collect(), ..single.clone() };
+            let own = layer(false, stored);
+            assert_eq!(values(own.keys_values(&x)), values(own.keys_values(&rounded)));
+            assert_ne!(values(own.keys_values(&x)), values(own.keys_values(&single)));
+            let of_memory = layer(true, stored);
+            assert_eq!(values(of_memory.keys_values(&x)), values(of_memory.keys_values(&single)));
+            let without = Attention { keys_values: None, ..own };
+            assert_eq!(values(without.keys_values(&x)), values(without.keys_values(&single)));
+        }
+        let [x, single] = [Precision::Integers, Precision::Single].map(input);
+        let of_floats = layer(false, moa_graphs::Precision::Fp32);
+        assert_eq!(of_floats.keys_values(&x).key, of_floats.keys_values(&single).key);
     }
 
     #[test]
     fn queries_and_outputs_are_of_rounded_rows_and_routers_are_not() {
-        let [x, single] = [Precision::Products, Precision::Single].map(input);
-        let layer = layer(false);
-        let source = layer.keys_values(&single);
-        let (found, routing) = run(&layer, &x, &source);
-        let (exact, exact_routing) = run(&layer, &single, &source);
-        assert_eq!(routing, exact_routing);
-        assert_ne!(found, exact);
-        let mask = Mask { batch: 1, tokens: TOKENS, real: vec![true; TOKENS] };
-        let routing = routing.into_values().next().unwrap();
-        let slots = routing.slots().next().unwrap();
-        let rows: Vec<_> = slots.tokens.iter().map(|token| in_bf16(single.token(*token))).collect();
-        let sums = Sums::Single;
-        let queries = layer.query.each(Precision::Single, &slices(&rows), &slots.experts);
-        let source = source.factors(Precision::Products);
-        let attended = layer.attend(Precision::Products, &queries, &slots.tokens, TOKENS, &source, &mask);
-        let attended: Vec<_> = attended.iter().map(|row| in_bf16(row)).collect();
-        let outputs = layer.output.each(Precision::Single, &slices(&attended), &slots.experts);
-        let mut expected = slots.sums(sums, 16, &outputs);
-        expected.iter_mut().for_each(|y| layer.bias.iter().for_each(|bias| add_scaled(sums, y, 1.0, bias)));
-        assert_eq!(found, single.with(16, expected).values);
+        for (stored, precision, rounding) in ROUNDED {
+            let [x, single] = [precision, Precision::Single].map(input);
+            let layer = layer(false, stored);
+            let source = layer.keys_values(&single);
+            let (found, routing) = run(&layer, &x, &source);
+            let (exact, exact_routing) = run(&layer, &single, &source);
+            assert_eq!(routing, exact_routing);
+            assert_ne!(found, exact);
+            let mask = Mask { batch: 1, tokens: TOKENS, real: vec![true; TOKENS] };
+            let routing = routing.into_values().next().unwrap();
+            let slots = routing.slots().next().unwrap();
+            let rows: Vec<_> = slots.tokens.iter().map(|token| rounding(single.token(*token))).collect();
+            let sums = Sums::Single;
+            let queries = layer.query.each(Precision::Single, &slices(&rows), &slots.experts);
+            let source = source.factors(precision);
+            let attended = layer.attend(precision, &queries, &slots.tokens, TOKENS, &source, &mask);
+            let attended: Vec<_> = attended.iter().map(|row| rounding(row)).collect();
+            let outputs = layer.output.each(Precision::Single, &slices(&attended), &slots.experts);
+            let mut expected = slots.sums(sums, 16, &outputs);
+            expected.iter_mut().for_each(|y| layer.bias.iter().for_each(|bias| add_scaled(sums, y, 1.0, bias)));
+            assert_eq!(found, single.with(16, expected).values);
+        }
     }
 
     /// Queries, keys, weights and values are rounded once each, and sums are not.
     #[test]
     fn both_factors_of_scores_and_of_what_is_attended_to_are_rounded() {
-        let layer = layer(false);
+        let layer = layer(false, moa_graphs::Precision::Fp32);
         let [x, single] = [Precision::Products, Precision::Single].map(input);
         let source = layer.keys_values(&single);
         let visible: Vec<usize> = (0..TOKENS).collect();
@@ -392,6 +409,9 @@ mod tests {
         let found = attend(Precision::Products, &factors);
         let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-12;
         assert!(found.iter().zip(&expected).all(near), "{found:?} {expected:?}");
-        assert!(!found.iter().zip(&attend(Precision::Single, &source)).all(near));
+        let single = attend(Precision::Single, &source);
+        assert!(!found.iter().zip(&single).all(near));
+        assert_eq!(source.factors(Precision::Integers).key, source.key);
+        assert_eq!(attend(Precision::Integers, &source), single);
     }
 }

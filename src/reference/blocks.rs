@@ -333,7 +333,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::reference::{sequence::Precision, stored::to_bf16};
+    use crate::reference::{scaled, sequence::Precision, stored::to_bf16};
 
     #[test]
     fn sinusoids_are_concatenated_halves_with_a_zero_row_and_column() {
@@ -374,27 +374,33 @@ mod tests {
         })) else {
             panic!("no language model")
         };
-        let stored = Stored::new(moa_graphs::Precision::Fp32);
-        let block = ExpertFeedForward::new(&model.layers[0].feed_forward, stored).unwrap();
-        let [x, single] = [Precision::Products, Precision::Single].map(input);
-        let run = |x: &Sequence| {
-            let mut tape = Tape::new(None);
-            (block.run(x, &mut tape).unwrap().values, tape.into_routing())
-        };
-        let ((found, routing), (exact, exact_routing)) = (run(&x), run(&single));
-        assert_eq!(routing, exact_routing);
-        assert_ne!(found, exact);
-        let in_bf16 = |row: &[f64]| row.iter().copied().map(to_bf16).collect::<Vec<_>>();
-        let routing = routing.into_values().next().unwrap();
-        let slots = routing.slots().next().unwrap();
-        let rows: Vec<_> = slots.tokens.iter().map(|token| in_bf16(single.token(*token))).collect();
-        let mut hidden = block.input.each(Precision::Single, &slices(&rows), &slots.experts);
-        hidden.iter_mut().for_each(|row| block.activate(row));
-        let hidden: Vec<_> = hidden.iter().map(|row| in_bf16(row)).collect();
-        let outputs = block.output.each(Precision::Single, &slices(&hidden), &slots.experts);
-        let mut expected = slots.sums(Sums::Single, 16, &outputs);
-        expected.iter_mut().for_each(|y| block.bias.iter().for_each(|bias| add_scaled(Sums::Single, y, 1.0, bias)));
-        assert_eq!(found, single.with(16, expected).values);
+        type Rounding = fn(&[f64]) -> Vec<f64>;
+        let in_bf16: Rounding = |row| row.iter().copied().map(to_bf16).collect();
+        for (stored, precision, rounding) in [
+            (moa_graphs::Precision::Fp32, Precision::Products, in_bf16),
+            (moa_graphs::Precision::Int8, Precision::Integers, scaled::factor),
+            (moa_graphs::Precision::Int4, Precision::Integers, scaled::factor),
+        ] {
+            let block = ExpertFeedForward::new(&model.layers[0].feed_forward, Stored::new(stored)).unwrap();
+            let [x, single] = [precision, Precision::Single].map(input);
+            let run = |x: &Sequence| {
+                let mut tape = Tape::new(None);
+                (block.run(x, &mut tape).unwrap().values, tape.into_routing())
+            };
+            let ((found, routing), (exact, exact_routing)) = (run(&x), run(&single));
+            assert_eq!(routing, exact_routing);
+            assert_ne!(found, exact);
+            let routing = routing.into_values().next().unwrap();
+            let slots = routing.slots().next().unwrap();
+            let rows: Vec<_> = slots.tokens.iter().map(|token| rounding(single.token(*token))).collect();
+            let mut hidden = block.input.each(Precision::Single, &slices(&rows), &slots.experts);
+            hidden.iter_mut().for_each(|row| block.activate(row));
+            let hidden: Vec<_> = hidden.iter().map(|row| rounding(row)).collect();
+            let outputs = block.output.each(Precision::Single, &slices(&hidden), &slots.experts);
+            let mut expected = slots.sums(Sums::Single, 16, &outputs);
+            expected.iter_mut().for_each(|y| block.bias.iter().for_each(|bias| add_scaled(Sums::Single, y, 1.0, bias)));
+            assert_eq!(found, single.with(16, expected).values);
+        }
     }
 
     #[test]
@@ -406,10 +412,12 @@ mod tests {
         })) else {
             panic!("no encoder-decoder")
         };
-        let stored = Stored::new(moa_graphs::Precision::Fp32);
-        let block = FeedForward::new(&model.encoder.layers[0].feed_forward, stored).unwrap();
-        assert!(matches!(block, FeedForward::Dense { .. }));
-        let run = |precision| block.run(&input(precision), &mut Tape::new(None)).unwrap().values;
-        assert_eq!(run(Precision::Products), run(Precision::Single));
+        for stored in [moa_graphs::Precision::Fp32, moa_graphs::Precision::Int8] {
+            let block = FeedForward::new(&model.encoder.layers[0].feed_forward, Stored::new(stored)).unwrap();
+            assert!(matches!(block, FeedForward::Dense { .. }));
+            let run = |precision| block.run(&input(precision), &mut Tape::new(None)).unwrap().values;
+            assert_eq!(run(Precision::Products), run(Precision::Single));
+            assert_eq!(run(Precision::Integers), run(Precision::Single));
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! of vectors nor that of threads changes a bit.
 
 use std::{
+    borrow::Cow,
     num::NonZero,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -13,7 +14,7 @@ use moa_graphs::{Weight, WeightError};
 
 use super::{
     math::{Sums, transpose},
-    scaled::Scaled,
+    scaled::{self, Scaled},
     sequence::{Precision, Sequence},
     stored::{Stored, is_kept_by_bf16},
 };
@@ -201,6 +202,22 @@ impl Matrices {
         x.with(self.outputs, self.product(x.sums(), 0, &x.rows()))
     }
 
+    /// [`Self::map`] as an operator of ours multiplies.
+    pub(super) fn map_factors(&self, x: &Sequence) -> Sequence {
+        let rows = x.rows();
+        let factors: Vec<_> = rows.iter().map(|row| self.factor(x.precision, row)).collect();
+        let factors: Vec<&[f64]> = factors.iter().map(AsRef::as_ref).collect();
+        x.with(self.outputs, self.product(x.sums(), 0, &factors))
+    }
+
+    /// A vector as an operator of ours multiplies it with these matrices.
+    fn factor<'a>(&self, precision: Precision, vector: &'a [f64]) -> Cow<'a, [f64]> {
+        match (precision, &self.values) {
+            (Precision::Integers, Kept::Scaled(_)) => Cow::Owned(scaled::factor(vector)),
+            _ => precision.factor(vector),
+        }
+    }
+
     /// `x[i] · matrix[of[i]]` for every vector, as an operator of ours multiplies them.
     pub(super) fn each(&self, precision: Precision, x: &[&[f64]], of: &[usize]) -> Vec<Vec<f64>> {
         let mut results = vec![Vec::new(); x.len()];
@@ -209,7 +226,7 @@ impl Matrices {
         matrices.dedup();
         for matrix in matrices {
             let places: Vec<usize> = (0..of.len()).filter(|place| of[*place] == matrix).collect();
-            let factors: Vec<_> = places.iter().map(|place| precision.factor(x[*place])).collect();
+            let factors: Vec<_> = places.iter().map(|place| self.factor(precision, x[*place])).collect();
             let rows: Vec<&[f64]> = factors.iter().map(AsRef::as_ref).collect();
             for (place, row) in places.into_iter().zip(self.product(precision.sums(), matrix, &rows)) {
                 results[place] = row;
@@ -369,6 +386,8 @@ pub(super) fn in_order<T: Send>(tasks: usize, work: usize, task: impl Fn(usize) 
 
 #[cfg(test)]
 mod tests {
+    use moa_schema::IntegerType;
+
     use super::*;
     use crate::reference::math::{add_scaled, dot};
 
@@ -414,6 +433,36 @@ mod tests {
                 let alone = |place: usize| matrices.product(sums, of[place], &x[place..=place]).remove(0);
                 assert_eq!(each, (0..x.len()).map(alone).collect::<Vec<_>>());
             }
+        }
+    }
+
+    /// Of integers, and of nothing else: the same numbers kept as floats are multiplied with vectors as they are.
+    #[test]
+    fn vectors_are_rounded_for_matrices_of_integers_alone() {
+        let (shape, [inputs, outputs]) = ([2, 70, 5], [70, 5]);
+        let (values, x) = (numbers(2 * inputs * outputs, 3), [numbers(inputs, 4), numbers(inputs, 5)]);
+        for kind in IntegerType::ALL {
+            let scaled = Scaled::read(kind, shape, Outputs::Columns, |part| Ok(values[part.start..part.end].to_vec()));
+            let scaled = Matrices { values: Kept::Scaled(scaled.unwrap()), inputs, outputs };
+            let floats = (0..2 * inputs).flat_map(|row| scaled.row(row)).collect();
+            let floats = Matrices { values: Kept::Floats(Values::Double(floats)), inputs, outputs };
+            let rounded = x.each_ref().map(|x| scaled::factor(x));
+            let each = |matrices: &Matrices, precision, x: &[Vec<f64>]| matrices.each(precision, &slices(x), &[1, 0]);
+            let expected = each(&floats, Precision::Single, &rounded);
+            assert_ne!(expected, each(&floats, Precision::Single, &x));
+            assert_eq!(each(&scaled, Precision::Integers, &x), expected);
+            assert_eq!(each(&floats, Precision::Integers, &x), each(&floats, Precision::Single, &x));
+            assert_eq!(each(&scaled, Precision::Single, &x), each(&floats, Precision::Single, &x));
+            let sequence = |precision, x: &[Vec<f64>]| Sequence {
+                precision,
+                batch: 1,
+                tokens: 2,
+                width: inputs,
+                values: x.concat(),
+            };
+            let mapped = scaled.map_factors(&sequence(Precision::Integers, &x));
+            assert_eq!(mapped.values, floats.map(&sequence(Precision::Single, &rounded)).values);
+            assert_ne!(mapped.values, scaled.map(&sequence(Precision::Integers, &x)).values);
         }
     }
 

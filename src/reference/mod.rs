@@ -36,7 +36,7 @@ mod stored;
 use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 use moa_graphs::{FloatType, Precision as Floats, WeightError, model::Model};
-use moa_schema::AccuracyLevel;
+use moa_schema::{AccuracyLevel, IntegerType};
 
 pub use error::ReferenceError;
 
@@ -168,6 +168,24 @@ impl Evaluation {
     }
 }
 
+/// What a runtime may round factors of products of our operators to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Factors {
+    /// bf16: both of every product but those of the router.
+    Bf16,
+    /// int8: those of matrices of integers, with a scale for each [`moa_schema::BLOCK`] values.
+    Int8,
+}
+
+impl fmt::Display for Factors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bf16 => FloatType::Bf16.fmt(f),
+            Self::Int8 => IntegerType::Int8.fmt(f),
+        }
+    }
+}
+
 /// A model with all weights as f64, rounded before where an export stores less.
 #[derive(Debug, Clone)]
 pub struct Reference {
@@ -234,8 +252,12 @@ impl Reference {
 
     /// What [`Self::run_rounded`] rounds to before products of our operators, where that is
     /// less than [`Self::activations`].
-    pub fn products(&self) -> Option<FloatType> {
-        (self.precision() == Precision::Products).then_some(FloatType::Bf16)
+    pub const fn products(&self) -> Option<Factors> {
+        match self.precision() {
+            Precision::Products => Some(Factors::Bf16),
+            Precision::Integers => Some(Factors::Int8),
+            Precision::Double | Precision::Single | Precision::Half | Precision::Brain => None,
+        }
     }
 
     /// Evaluates one part of the model.
@@ -257,7 +279,7 @@ impl Reference {
         self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Double }, replay)
     }
 
-    /// The same evaluation with every vector between the equations rounded to the type of activations, every one that
+    /// The same evaluation with every vector between the equations rounded to the type of activations, those that
     /// an operator of ours multiplies to that of [`Self::products`], and every sum rounded to f32 after each term: how
     /// far its outputs are from those of [`Self::run`] tells what rounding alone does to this model and these inputs.
     ///
@@ -277,8 +299,9 @@ impl Reference {
         match (self.activations, self.products) {
             (FloatType::F16, _) => Precision::Half,
             (FloatType::Bf16, _) => Precision::Brain,
-            (FloatType::F32, AccuracyLevel::Activations | AccuracyLevel::Int8) => Precision::Single,
+            (FloatType::F32, AccuracyLevel::Activations) => Precision::Single,
             (FloatType::F32, AccuracyLevel::Bf16) => Precision::Products,
+            (FloatType::F32, AccuracyLevel::Int8) => Precision::Integers,
         }
     }
 

@@ -91,6 +91,17 @@ impl Scaled {
     }
 }
 
+/// A vector as it may be multiplied with matrices of integers: of each [`BLOCK`] values, the last of which may be
+/// fewer, `integer · scale`, both by the rule of [`IntegerType::Int8`]. Blocks with a value that is not finite stay.
+pub(super) fn factor(vector: &[f64]) -> Vec<f64> {
+    let mut factors = vector.to_vec();
+    for block in factors.chunks_mut(BLOCK).filter(|block| block.iter().all(|value| value.is_finite())) {
+        let scale = scale(IntegerType::Int8, block.iter().fold(0.0, |largest, value| farther(largest, to_f32(*value))));
+        block.iter_mut().for_each(|value| *value = f64::from(integer(IntegerType::Int8, *value, scale)) * scale);
+    }
+    factors
+}
+
 /// The nearest f32.
 #[allow(clippy::cast_possible_truncation)]
 fn to_f32(value: f64) -> f64 {
@@ -281,6 +292,49 @@ mod tests {
             assert_eq!(scaled.scales, [-0.5, 0.0625]);
             // 1.5 and 0.5 are ties.
             assert_eq!([0, 1, 2, 3, 31, 32].map(|row| scaled.integers[row]), [-8, 7, -2, 0, 0, -8]);
+        }
+    }
+
+    #[test]
+    fn factors_are_the_nearest_multiples_of_the_scale_of_their_block() {
+        let numbers: Vec<f64> = numbers(1 << 12).iter().map(|value| to_f32(*value)).collect();
+        for length in [0, 1, 31, 32, 33, 64, 70] {
+            for vector in numbers.chunks_exact(length.max(1)).map(|vector| &vector[..length]) {
+                let found = factor(vector);
+                assert_eq!(found.len(), length);
+                assert_eq!(
+                    factor(&vector.iter().map(|v| -v).collect::<Vec<_>>()),
+                    found.iter().map(|v| -v).collect::<Vec<_>>()
+                );
+                for (block, found) in vector.chunks(32).zip(found.chunks(32)) {
+                    let scale = to_f32(block.iter().fold(0.0, |largest: f64, value| largest.max(value.abs())) / 127.0);
+                    for (value, found) in block.iter().zip(found) {
+                        let steps = if scale == 0.0 { 0.0 } else { found / scale };
+                        assert!(steps == steps.round() && steps.abs() <= 127.0, "{value} is {found} of {scale}");
+                        // Half a step, and what f32 makes of the quotient; without a scale a value is subnormal.
+                        let most = if scale == 0.0 { 1e-42 } else { 0.500_01 * scale + 127.0 * 2f64.powi(-149) };
+                        assert!((value - found).abs() <= most, "{value} is {found} of {scale}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// 1.5 and -2.5 steps are ties.
+    #[test]
+    fn factors_of_a_block_know_nothing_of_other_blocks() {
+        let mut vector = [0.0; 32 + 32 + 3];
+        (vector[0], vector[1], vector[2], vector[31]) = (127.0, 1.5, -2.5, 0.4);
+        (vector[64], vector[65], vector[66]) = (-1.0 / 1024.0, 0.6 / (127.0 * 1024.0), -0.0);
+        let found = factor(&vector);
+        assert_eq!([0, 1, 2, 31].map(|place| found[place]), [127.0, 2.0, -2.0, 0.0]);
+        assert!(found[32..64].iter().all(|value| *value == 0.0), "a block of zeros");
+        let scale = to_f32(1.0 / (127.0 * 1024.0));
+        assert_eq!(found[64..], [-127.0 * scale, scale, 0.0]);
+        for strange in [f64::INFINITY, f64::NAN] {
+            vector[33] = strange;
+            let found = factor(&vector);
+            assert!(found[33].to_bits() == strange.to_bits() && found[1] == 2.0 && found[65] == scale);
         }
     }
 

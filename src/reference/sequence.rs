@@ -20,6 +20,8 @@ pub(super) enum Precision {
     Single,
     /// f32, and bf16 what our operators multiply.
     Products,
+    /// f32, and int8 what our operators multiply with matrices of integers: see [`super::scaled::factor`].
+    Integers,
     /// f16.
     Half,
     /// bf16.
@@ -31,7 +33,7 @@ impl Precision {
     pub(super) const fn sums(self) -> Sums {
         match self {
             Self::Double => Sums::Double,
-            Self::Single | Self::Products | Self::Half | Self::Brain => Sums::Single,
+            Self::Single | Self::Products | Self::Integers | Self::Half | Self::Brain => Sums::Single,
         }
     }
 
@@ -40,7 +42,7 @@ impl Precision {
     pub(super) fn round(self, values: &mut [f64]) {
         match self {
             Self::Double => {}
-            Self::Single | Self::Products => {
+            Self::Single | Self::Products | Self::Integers => {
                 values.iter_mut().for_each(|value| *value = f64::from(*value as f32));
             }
             Self::Half => values.iter_mut().for_each(|value| *value = to_f16(*value)),
@@ -48,11 +50,12 @@ impl Precision {
         }
     }
 
-    /// Values as an operator of ours multiplies them.
+    /// Values as an operator of ours multiplies them, but for those that matrices have a say in: see
+    /// [`super::matrix::Matrices::each`].
     pub(super) fn factor(self, vector: &[f64]) -> Cow<'_, [f64]> {
         match self {
             Self::Products => vector.iter().map(|value| to_bf16(*value)).collect(),
-            Self::Double | Self::Single | Self::Half | Self::Brain => Cow::Borrowed(vector),
+            Self::Double | Self::Single | Self::Integers | Self::Half | Self::Brain => Cow::Borrowed(vector),
         }
     }
 }
@@ -92,11 +95,6 @@ impl Sequence {
     /// All vectors.
     pub(super) fn rows(&self) -> Vec<&[f64]> {
         (0..self.batch * self.tokens).map(|index| self.token(index)).collect()
-    }
-
-    /// The same vectors as an operator of ours multiplies them.
-    pub(super) fn factors(&self) -> Self {
-        Self { values: self.precision.factor(&self.values).into_owned(), ..*self }
     }
 
     /// Other vectors, of `width` values, in the place of these.
@@ -223,12 +221,16 @@ mod tests {
     fn products_round_their_factors_to_bf16_and_their_results_to_f32() {
         let third = 1.0 / 3.0;
         let x = Sequence { precision: Precision::Products, batch: 1, tokens: 1, width: 1, values: vec![third] };
-        assert_eq!(x.factors().values, [f64::from(half::bf16::from_f64(third))]);
+        assert_eq!(x.precision.factor(&x.values).as_ref(), [f64::from(half::bf16::from_f64(third))]);
         assert_eq!(x.map(1, |_| vec![third]).values, [f64::from(third as f32)]);
         assert_eq!((x.sums(), x.precision.factor(&[]).as_ref()), (Sums::Single, &[][..]));
-        for precision in [Precision::Double, Precision::Single, Precision::Half, Precision::Brain] {
-            assert_eq!(Sequence { precision, ..x.clone() }.factors().values, [third]);
-        }
+        let others = [Precision::Double, Precision::Single, Precision::Integers, Precision::Half, Precision::Brain];
+        assert!(others.iter().all(|precision| precision.factor(&x.values).as_ref() == [third]));
+        let integers = Sequence { precision: Precision::Integers, ..x };
+        assert_eq!(
+            (integers.map(1, |_| vec![third]).values[0], integers.sums()),
+            (f64::from(third as f32), Sums::Single)
+        );
     }
 
     #[test]

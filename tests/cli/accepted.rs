@@ -242,7 +242,7 @@ fn other_types_of_float_are_exported_and_verified() {
 #[test]
 fn every_precision_is_exported_and_verified() {
     require_runtime();
-    for dtype in ["fp16", "bf16", "bf16-products", "int8", "int4"] {
+    for dtype in ["fp16", "bf16", "bf16-products", "int8", "int8-products", "int4", "int4-products"] {
         for stored in [None, Some(Dtype::F64)] {
             let mut model = Model::translator();
             if let Some(stored) = stored {
@@ -258,8 +258,15 @@ fn every_precision_is_exported_and_verified() {
 #[test]
 fn products_that_may_be_rounded_need_operators_of_ours() {
     let scene = Scene::with(&Model::layer());
-    let why = "error[MOA-E0409]: dtype \"bf16-products\" is for products of our operators, and the form \"standard\" has none";
-    scene.refuses("ck -o m.onnx --dtype bf16-products --form standard", 4, &[why, "help: export with --dtype bf16\n"]);
+    for stored in ["bf16", "int8", "int4"] {
+        let dtype = format!("{stored}-products");
+        let why = format!(
+            "error[MOA-E0409]: dtype \"{dtype}\" is for products of our operators, and the form \"standard\" has none"
+        );
+        let line = format!("ck -o m.onnx --dtype {dtype} --form standard");
+        scene.refuses(&line, 4, &[&why, &format!("help: export with --dtype {stored}\n")]);
+        scene.accepts(&format!("ck -o m.onnx --dtype {stored} --form standard --force"));
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn models_of_experts_are_built_too() {
         r#"{"model_type": "jetmoe", "hidden_size": 32, "intermediate_size": 24,
         "num_key_value_heads": 2, "kv_channels": 8, "num_experts_per_tok": 2, "num_local_experts": 4}"#,
     );
-    for dtype in ["fp16", "bf16", "bf16-products", "int8", "int4"] {
+    for dtype in ["fp16", "bf16", "bf16-products", "int8", "int8-products", "int4", "int4-products"] {
         scene.accepts(&format!("baseline moa-c -o {dtype} {SMALL} --dtype {dtype}"));
         let inspected = scene.accepts(&format!("inspect {dtype}"));
         assert!(inspected.contains(&format!("moa.dtype = {dtype}")), "{inspected}");
@@ -59,7 +59,7 @@ fn what_cannot_be_built_is_refused() {
     scene.refuses("baseline transformer-bse -o a", 2, &["there is no preset", "transformer-base"]);
     scene.refuses("baseline transformer-base -o a.onnx", 2, &["encoder_model.onnx and decoder_model.onnx"]);
     scene.refuses("baseline transformer-base -o a --form function", 4, &["no form \"function\"", "--form standard"]);
-    for dtype in ["int8", "int4"] {
+    for dtype in ["int8", "int8-products", "int4", "int4-products"] {
         let line = format!("baseline transformer-base -o a --dtype {dtype}");
         let why = format!("--dtype {dtype} is for matrices of experts, and a standard Transformer has none");
         scene.refuses(&line, 4, &[&why, "fp32, fp16, bf16"]);
@@ -69,8 +69,13 @@ fn what_cannot_be_built_is_refused() {
         let why = "dtype \"bf16-products\" is for products of our operators, and a standard Transformer has none";
         scene.refuses(&line, 4, &[why, "help: export with --dtype bf16\n"]);
     }
+    for stored in ["int8", "int4"] {
+        let line = format!("baseline moa-c -o a --dtype {stored}-products --form standard");
+        let why = "is for products of our operators, and the form \"standard\" has none";
+        scene.refuses(&line, 4, &[why, &format!("help: export with --dtype {stored}\n")]);
+    }
     scene.refuses("baseline transformer-base -o a --opset 22", 4, &["opset 22"]);
-    scene.refuses("baseline moa-c -o a --dtype int4 --opset 20", 4, &["opset 20 has no int4"]);
+    scene.refuses("baseline moa-c -o a --dtype int4 --opset 20", 4, &["opset 20 has no int4, "]);
     scene.refuses("baseline transformer-base -o a --layers 0", 2, &["--layers"]);
     for line in ["baseline moa-base -o a --vocab 1", "inspect --preset moa-base --vocab 1"] {
         scene.refuses(line, 2, &["invalid value '1' for '--vocab <N>': 1 is not in 2 to"]);

@@ -156,10 +156,10 @@ fn fp16_agrees_with_its_bodies_and_is_steered() {
     scene.accepts(&format!("bench out {QUICK} --no-operators"));
 }
 
-/// Operators with integers have activations of f32.
+/// Operators with integers have activations of f32; factors of products may be of fewer bytes than in bodies.
 #[test]
-fn integers_agree_with_their_bodies() {
-    for dtype in ["int8", "int4"] {
+fn integers_and_rounded_products_agree_with_their_bodies() {
+    for dtype in ["bf16-products", "int8", "int8-products", "int4", "int4-products"] {
         let result = bench(&exported(&format!("--dtype {dtype}")), "--batch 3");
         assert!(list(&result, "experts").len() > 1, "{result}");
         let scene = Scene::with_fixture("jetmoe/bf16");

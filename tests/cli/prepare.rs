@@ -226,11 +226,14 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
 #[test]
 fn exports_in_integers_are_refused() {
     let scene = Scene::with_fixture("mlm");
-    for (dtype, form) in FORMS.into_iter().flat_map(|form| ["int8", "int4"].map(|dtype| (dtype, form))) {
+    let exports = FORMS.into_iter().flat_map(|form| ["int8", "int4"].map(|integers| (form, integers)));
+    let of_products = ["function", "fused"].map(|form| (form, "int8-products"));
+    for (form, dtype) in exports.chain(of_products).chain([("function", "int4-products")]) {
         scene.accepts(&format!("ck -o m.onnx --dtype {dtype} --form {form} --force"));
+        let integers = &dtype[..4];
         for line in ["prepare m.onnx -o x.onnx --gpu h200", "build m.onnx -o m.plan --dim batch=1 --dim sequence=1"] {
             let help = "help: export with --dtype fp16, --dtype bf16 or --dtype fp32";
-            let why = format!("the model is {dtype}, and engines are built of floats alone");
+            let why = format!("the model is {integers}, and engines are built of floats alone");
             scene.refuses(line, 4, &[&why, help]);
         }
     }

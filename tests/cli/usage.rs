@@ -68,16 +68,22 @@ fn wrong_arguments_name_themselves() {
 #[test]
 fn four_bit_integers_need_an_operator_set_that_has_them() {
     let scene = Scene::with(&Model::layer());
-    for opset in [0, 18, 20] {
-        let parts = [format!("opset {opset} has no int4, which begins with opset 21"), "leave it out".into()];
-        let line = format!("ck -o m.onnx --dtype int4 --opset {opset}");
-        scene.refuses(&line, 4, &parts.each_ref().map(String::as_str));
+    for dtype in ["int4", "int4-products"] {
+        for opset in [0, 18, 20] {
+            let parts = [format!("opset {opset} has no int4, which begins with opset 21"), "leave it out".into()];
+            let line = format!("ck -o m.onnx --dtype {dtype} --opset {opset}");
+            scene.refuses(&line, 4, &parts.each_ref().map(String::as_str));
+        }
+        scene.accepts(&format!("ck -o m.onnx --dtype {dtype} --force"));
+        scene.accepts(&format!("ck -o n.onnx --dtype {dtype} --opset 21 --force"));
+        assert_eq!(scene.read("m.onnx"), scene.read("n.onnx"));
     }
-    scene.accepts("ck -o m.onnx --dtype int4");
-    scene.accepts("ck -o n.onnx --dtype int4 --opset 21");
-    assert_eq!(scene.read("m.onnx"), scene.read("n.onnx"));
     let help = scene.accepts("export --help");
-    assert!(help.contains("- int4:") && help.contains("[default: 18, or 21 with --dtype int4]"), "{help}");
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("[default: 18, or 21 with --dtype int4 or int4-products]"), "{help}");
+    let names = ["fp32", "fp16", "bf16", "bf16-products", "int8", "int8-products", "int4", "int4-products"];
+    let places = names.map(|name| help.find(&format!("- {name}: ")));
+    assert!(places.is_sorted() && places[0].is_some(), "{help}");
 }
 
 #[test]

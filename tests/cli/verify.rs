@@ -317,22 +317,25 @@ fn tolerance_and_margin_are_those_that_were_granted() {
     assert!(backend["products"].is_null() && !page.contains(" in products"), "{backend:#}");
 }
 
-/// Activations are f32, and products of the library are granted bf16; bodies round none.
+/// Activations are f32, and products of the library are granted fewer bytes; bodies round none.
 #[test]
-fn products_in_bf16_are_told_beside_activations() {
+fn rounded_products_are_told_beside_activations() {
     require_runtime();
     let scene = Scene::with(&Model::translator());
-    scene.accepts("ck -o out --dtype bf16-products");
-    let line = "verify out --checkpoint ck --backends ort,ort-function";
-    let value = json(&scene.accepts(&format!("{line} --json - --report page.html")));
-    assert_eq!(value["dtype"], "bf16-products");
-    for (backend, products) in value["backends"].as_array().unwrap().iter().zip(["bfloat16".into(), Value::Null]) {
-        assert_eq!((&backend["activations"], &backend["products"]), (&"float32".into(), &products));
-        let margin = backend["graphs"][0]["routing"]["margin"].as_f64();
-        assert_eq!(margin > Some(1e-5), !products.is_null(), "{backend:#}");
+    for (dtype, told) in [("bf16-products", "bfloat16"), ("int8-products", "int8"), ("int4-products", "int8")] {
+        scene.accepts(&format!("ck -o out --dtype {dtype} --force"));
+        let line = "verify out --checkpoint ck --backends ort,ort-function";
+        let value = json(&scene.accepts(&format!("{line} --json - --report page.html --force")));
+        assert_eq!(value["dtype"], dtype);
+        for (backend, products) in value["backends"].as_array().unwrap().iter().zip([told.into(), Value::Null]) {
+            assert_eq!((&backend["activations"], &backend["products"]), (&"float32".into(), &products));
+            let margin = backend["graphs"][0]["routing"]["margin"].as_f64();
+            assert_eq!(margin > Some(1e-5), !products.is_null(), "{backend:#}");
+        }
+        assert_eq!(value["rounding_cost"].as_array().unwrap().is_empty(), told == "bfloat16", "{value:#}");
+        let page = String::from_utf8(scene.read("page.html")).unwrap();
+        assert!(page.contains(&format!("float32, {told} in products")), "{page}");
     }
-    let page = String::from_utf8(scene.read("page.html")).unwrap();
-    assert!(page.contains("float32, bfloat16 in products"), "{page}");
 }
 
 #[test]

@@ -6,24 +6,35 @@ use moa_export::{
     metadata,
     onnx::proto::{AttributeProto, ModelProto, NodeProto},
     parity::{Verification, VerifyOptions, verify},
+    reference::Factors,
 };
-use moa_graphs::{FloatType, Form, Precision};
+use moa_graphs::{Form, Precision};
+use moa_schema::{AccuracyLevel, IntegerType};
 use prost::{Message, bytes::Bytes};
 
 use super::{check, checkpoint, differing_constants, edit_values, seen_in_numbers, stored_as, tensor};
 
 #[test]
 fn reduced_precision_passes_where_the_backend_has_the_types() {
-    let all = [Precision::Int8, Precision::Int4, Precision::Fp16, Precision::Bf16, Precision::Bf16Products].as_slice();
+    let all = [
+        Precision::Int8,
+        Precision::Int8Products,
+        Precision::Int4,
+        Precision::Int4Products,
+        Precision::Fp16,
+        Precision::Bf16,
+        Precision::Bf16Products,
+    ]
+    .as_slice();
     for (folder, forms, precisions) in [
         ("variants/v_ffd_moe", &Form::ALL[..], all),
-        ("jetmoe/sharded", &Form::ALL[..1], &all[..3]),
-        ("jetmoe/sharded", &Form::ALL[1..], &all[..2]),
+        ("jetmoe/sharded", &Form::ALL[..1], &all[..5]),
+        ("jetmoe/sharded", &Form::ALL[1..], &all[..4]),
         ("molm/mlp", &Form::ALL[..], all),
-        ("mlm", &Form::ALL[..1], &all[..2]),
+        ("mlm", &Form::ALL[..1], &all[..4]),
     ] {
         for form in forms {
-            let has_none = |precision: &Precision| *form == Form::Standard && *precision == Precision::Bf16Products;
+            let has_none = |of: &Precision| *form == Form::Standard && *of != of.without_products();
             for precision in precisions.iter().copied().filter(|precision| !has_none(precision)) {
                 let directory = tempfile::tempdir().unwrap();
                 let out = directory.path().join("out");
@@ -34,7 +45,7 @@ fn reduced_precision_passes_where_the_backend_has_the_types() {
                 for report in &result.backends {
                     let unknown = match (report.backend.as_str(), precision) {
                         ("tract", Precision::Bf16 | Precision::Bf16Products) => Some("bfloat16"),
-                        ("tract", Precision::Int4) => Some("int4"),
+                        ("tract", Precision::Int4 | Precision::Int4Products) => Some("int4"),
                         _ => None,
                     };
                     let no_operator = report.backend != "ort" && *form == Form::Fused;
@@ -56,7 +67,7 @@ fn negated_halves(byte: u8) -> u8 {
 /// The tolerances of fewer bytes a number still tell right from wrong.
 #[test]
 fn a_changed_expert_is_seen_in_numbers_of_reduced_precision() {
-    for precision in [Precision::Fp16, Precision::Bf16, Precision::Bf16Products, Precision::Int8, Precision::Int4] {
+    for precision in Precision::ALL.into_iter().skip(1) {
         let part = precision.integers().map_or(String::new(), |integers| format!("/{integers}"));
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
@@ -67,10 +78,10 @@ fn a_changed_expert_is_seen_in_numbers_of_reduced_precision() {
         let mut values = experts.raw_data.as_ref().unwrap().to_vec();
         // The sign of every weight of the first expert.
         let first = values.len() / usize::try_from(experts.dims[0]).unwrap();
-        match precision {
-            Precision::Int8 => values[..first].iter_mut().for_each(|byte| *byte = byte.wrapping_neg()),
-            Precision::Int4 => values[..first].iter_mut().for_each(|byte| *byte = negated_halves(*byte)),
-            _ => values[..first].iter_mut().skip(1).step_by(2).for_each(|byte| *byte ^= 0x80),
+        match precision.integers() {
+            Some(IntegerType::Int8) => values[..first].iter_mut().for_each(|byte| *byte = byte.wrapping_neg()),
+            Some(IntegerType::Int4) => values[..first].iter_mut().for_each(|byte| *byte = negated_halves(*byte)),
+            None => values[..first].iter_mut().skip(1).step_by(2).for_each(|byte| *byte ^= 0x80),
         }
         experts.raw_data = Some(Bytes::from(values));
         std::fs::write(&path, model.encode_to_vec()).unwrap();
@@ -109,37 +120,80 @@ fn ours(model: &mut ModelProto) -> impl Iterator<Item = &mut NodeProto> {
     model.graph.as_mut().unwrap().node.iter_mut().filter(|node| node.domain == moa_schema::DOMAIN)
 }
 
-fn level() -> AttributeProto {
-    AttributeProto { name: "accuracy_level".into(), r#type: 2, i: Some(3), ..AttributeProto::default() }
+const LEVEL: &str = "accuracy_level";
+
+/// Lets every node of ours say another level.
+fn say(model: &mut ModelProto, level: AccuracyLevel) {
+    let said = AttributeProto { name: LEVEL.into(), r#type: 2, i: Some(level.number()), ..AttributeProto::default() };
+    ours(model).for_each(|node| {
+        node.attribute.retain(|attribute| attribute.name != LEVEL);
+        node.attribute.extend((level != AccuracyLevel::Activations).then(|| said.clone()));
+    });
 }
+
+fn forget_dtype(model: &mut ModelProto) {
+    model.metadata_props.retain(|entry| entry.key != metadata::DTYPE);
+}
+
+const PRODUCTS: [(Precision, Factors); 3] = [
+    (Precision::Bf16Products, Factors::Bf16),
+    (Precision::Int8Products, Factors::Int8),
+    (Precision::Int4Products, Factors::Int8),
+];
 
 /// Without metadata, nodes tell whether products may be rounded; with them, nodes that say more are others.
 #[test]
 fn the_accuracy_of_products_is_what_nodes_and_metadata_say() {
-    let unstated = |model: &mut ModelProto| model.metadata_props.retain(|entry| entry.key != metadata::DTYPE);
-    for precision in [Precision::Bf16, Precision::Bf16Products, Precision::Fp32] {
-        let result = of_products(precision, unstated);
+    for precision in Precision::ALL {
+        let result = of_products(precision, forget_dtype);
         assert!(result.passed() && result.audits[0].nodes.as_ref().unwrap().difference.is_none(), "{result:?}");
         assert_eq!(result.dtype, precision.as_str());
+        let factors = PRODUCTS.iter().find(|(products, _)| *products == precision).map(|(_, factors)| *factors);
         for report in &result.backends {
-            let may_round = precision == Precision::Bf16Products && report.backend == "ort";
-            assert_eq!(report.products, may_round.then_some(FloatType::Bf16), "{report:?}");
+            assert_eq!(report.products, factors.filter(|_| report.backend == "ort"), "{report:?}");
         }
     }
-    let gained = of_products(Precision::Bf16, |model| ours(model).for_each(|node| node.attribute.push(level())));
-    let lost = of_products(Precision::Bf16Products, |model| {
-        ours(model).for_each(|node| node.attribute.retain(|attribute| attribute.name != level().name));
-    });
-    for (result, dtype) in [(&gained, "bf16"), (&lost, "bf16-products")] {
-        let difference = result.audits[0].nodes.as_ref().unwrap().difference.clone();
-        assert!(difference.is_some_and(|found| found.starts_with("node ")), "{result:?}");
-        assert_eq!(result.dtype, dtype);
-        assert!(result.backends.iter().all(|report| report.products.is_none()), "{result:?}");
+    for (precision, _) in PRODUCTS {
+        let stored = precision.without_products();
+        let gained = of_products(stored, |model| say(model, precision.accuracy_level()));
+        let lost = of_products(precision, |model| say(model, AccuracyLevel::Activations));
+        for (result, dtype) in [(&gained, stored), (&lost, precision)] {
+            assert_exact(result, dtype);
+        }
+        assert!(lost.passed(), "{lost:?}");
+        // The library rounds where the processor has the instruction, and is then held to what the metadata say.
+        let bodies = gained.backends.iter().filter(|report| report.backend != "ort");
+        assert!(bodies.flat_map(|report| &report.graphs).all(|graph| graph.passed()), "{gained:?}");
     }
-    assert!(lost.passed(), "{lost:?}");
-    // The library rounds where the processor has the instruction, and is then held to what the metadata say.
-    let bodies = gained.backends.iter().filter(|report| report.backend != "ort");
-    assert!(bodies.flat_map(|report| &report.graphs).all(|graph| graph.passed()), "{gained:?}");
+}
+
+/// Nodes are others than those of an export, and no backend is granted rounded products.
+fn assert_exact(result: &Verification, dtype: Precision) {
+    let difference = result.audits[0].nodes.as_ref().unwrap().difference.clone();
+    assert!(difference.is_some_and(|found| found.starts_with("node ")), "{result:?}");
+    assert_eq!(result.dtype, dtype.as_str());
+    assert!(result.backends.iter().all(|report| report.products.is_none()), "{result:?}");
+}
+
+/// No export says bf16 of integers or int8 of floats, with metadata or without.
+#[test]
+fn levels_of_other_matrices_grant_nothing() {
+    for precision in Precision::ALL.into_iter().filter(|precision| *precision != Precision::Fp16) {
+        let [said, other] = match precision.integers() {
+            Some(_) => [Precision::Int8Products.accuracy_level(), AccuracyLevel::Bf16],
+            None => [AccuracyLevel::Bf16, AccuracyLevel::Int8],
+        };
+        assert!([AccuracyLevel::Activations, said].contains(&precision.accuracy_level()));
+        let stated = of_products(precision, |model| say(model, other));
+        let unstated = of_products(precision, |model| {
+            forget_dtype(model);
+            say(model, other);
+        });
+        assert_exact(&stated, precision);
+        assert_exact(&unstated, precision.without_products());
+        // There is nothing that a kernel could round to int8.
+        assert!(precision.integers().is_some() || stated.passed() && unstated.passed(), "{stated:?} {unstated:?}");
+    }
 }
 
 /// Of these, the tolerance of rounded products explains none.
@@ -158,15 +212,18 @@ fn faults_are_seen_where_products_may_be_rounded() {
         let gates = attributes.filter(|attribute| attribute.name == "gate_mode");
         gates.for_each(|gate| gate.s = Some(b"softmax_topk".to_vec()));
     };
-    for (what, constants, fault) in [("router", 1, router), ("scale", 0, scale), ("gates", 0, gates)] {
-        let result = of_products(Precision::Bf16Products, fault);
+    for (precision, (what, constants, fault)) in PRODUCTS.into_iter().flat_map(|(precision, _)| {
+        [("router", 1, router), ("scale", 0, scale), ("gates", 0, gates)].map(|fault| (precision, fault))
+    }) {
+        let result = of_products(precision, fault);
+        let what = format!("{what} in {}", precision.as_str());
         assert_eq!(differing_constants(&result), constants, "{what}");
         // Bodies have the values of attributes in them.
         let reads = |name: &str| name == "ort" || constants > 0 && name == "ort-function";
         for report in result.backends.iter().filter(|report| reads(&report.backend)) {
             let [graph] = report.graphs.as_slice() else { panic!("{report:?}") };
             assert!(!graph.passed(), "{what} on {}: {graph:?}", report.backend);
-            assert!(what != "router" || graph.routing.unexplained_count > 0, "{graph:?}");
+            assert!(constants == 0 || graph.routing.unexplained_count > 0, "{what}: {graph:?}");
         }
         assert!(!result.passed(), "{what}");
     }

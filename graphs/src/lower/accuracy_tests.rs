@@ -41,7 +41,11 @@ fn graphs(config: &Json, form: Form, precision: Precision) -> Result<Vec<Graph>,
 #[test]
 fn nodes_of_ours_have_the_level_of_their_precision() {
     for precision in Precision::ALL {
-        let expected = (precision == Precision::Bf16Products).then_some(&Attribute::Int(3));
+        let expected = match precision {
+            Precision::Bf16Products => Some(&Attribute::Int(3)),
+            Precision::Int8Products | Precision::Int4Products => Some(&Attribute::Int(4)),
+            _ => None,
+        };
         for form in [Form::Function, Form::Fused] {
             let mut seen = Vec::new();
             for graph in configurations().iter().flat_map(|config| graphs(config, form, precision).unwrap()) {
@@ -64,15 +68,35 @@ fn nodes_of_ours_have_the_level_of_their_precision() {
 
 #[test]
 fn what_has_no_operators_of_ours_has_no_level() {
-    let refused = |config: &Json, form| graphs(config, form, Precision::Bf16Products).unwrap_err().to_string();
-    let expected = |place| format!("dtype \"bf16-products\" is for products of our operators, and {place} has none");
-    for config in configurations() {
-        assert_eq!(refused(&config, Form::Standard), expected("the form \"standard\""));
-        assert!(graphs(&config, Form::Standard, Precision::Bf16).is_ok());
-    }
-    for model_type in ["transformer", "roberta"] {
-        for form in Form::ALL {
-            assert_eq!(refused(&baseline(model_type), form), expected("a standard Transformer"));
+    for [precision, stored] in [
+        [Precision::Bf16Products, Precision::Bf16],
+        [Precision::Int8Products, Precision::Int8],
+        [Precision::Int4Products, Precision::Int4],
+    ] {
+        let refused = |config: &Json, form| graphs(config, form, precision).unwrap_err().to_string();
+        let dtype = precision.as_str();
+        let expected = |place| format!("dtype \"{dtype}\" is for products of our operators, and {place} has none");
+        for config in configurations() {
+            assert_eq!(refused(&config, Form::Standard), expected("the form \"standard\""));
+            assert!(graphs(&config, Form::Standard, stored).is_ok());
         }
+        for model_type in ["transformer", "roberta"] {
+            for form in Form::ALL {
+                assert_eq!(refused(&baseline(model_type), form), expected("a standard Transformer"));
+            }
+        }
+    }
+}
+
+/// What is stored is the same with and without a level; types of weights and activations are those of the stored.
+#[test]
+fn products_change_nothing_that_is_stored() {
+    for precision in Precision::ALL {
+        let stored = precision.without_products();
+        assert_eq!(Precision::parse(precision.as_str()), Some(precision));
+        assert_eq!((stored.without_products(), stored.accuracy_level()), (stored, AccuracyLevel::Activations));
+        assert_eq!(precision == stored, precision.accuracy_level() == AccuracyLevel::Activations);
+        let of = |precision: Precision| (precision.integers(), precision.weights(), precision.activations());
+        assert_eq!(of(precision), of(stored), "{}", precision.as_str());
     }
 }

@@ -123,10 +123,10 @@ pub enum LowerError {
     #[error("logits of the last position alone are for causal language models, and this is none")]
     LastLogits,
     /// No node says how accurate its products must be where none is ours.
-    #[error("dtype \"{dtype}\" is for products of our operators, and {place} has none")]
+    #[error("dtype \"{}\" is for products of our operators, and {place} has none", .precision.as_str())]
     NoProducts {
-        /// Name of the precision.
-        dtype: &'static str,
+        /// The precision.
+        precision: Precision,
         /// What has no operators of ours.
         place: &'static str,
     },
@@ -163,7 +163,7 @@ fn check_products(model: &Model, Options { form, precision, .. }: Options) -> Re
     };
     match precision.accuracy_level() {
         AccuracyLevel::Activations => Ok(()),
-        AccuracyLevel::Bf16 | AccuracyLevel::Int8 => Err(LowerError::NoProducts { dtype: precision.as_str(), place }),
+        AccuracyLevel::Bf16 | AccuracyLevel::Int8 => Err(LowerError::NoProducts { precision, place }),
     }
 }
 

@@ -132,7 +132,10 @@ impl From<LowerError> for Failure {
     fn from(error: LowerError) -> Self {
         let help = match error {
             LowerError::ExpertBias { .. } => "set \"expert_bias\" to false in the configuration",
-            LowerError::NoProducts { .. } => "export with --dtype bf16",
+            LowerError::NoProducts { precision, .. } => {
+                let help = format!("export with --dtype {}", precision.without_products().as_str());
+                return Self::new(Code::FormUnsupported, error.to_string(), Some(&help));
+            }
             LowerError::LastLogits => "leave out --last-logits",
             LowerError::NoPositions { .. } => "export the causal language model that the layer belongs to",
             _ => "export with --form standard or --form fused",
