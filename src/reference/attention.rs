@@ -411,7 +411,7 @@ mod tests {
         assert!(found.iter().zip(&expected).all(near), "{found:?} {expected:?}");
         let single = attend(Precision::Single, &source);
         assert!(!found.iter().zip(&single).all(near));
-        assert_eq!(source.factors(Precision::Integers).key, source.key);
-        assert_eq!(attend(Precision::Integers, &source), single);
+        assert_eq!(source.factors(Precision::Integers).key, factors.key);
+        assert_eq!(attend(Precision::Integers, &factors), found);
     }
 }

@@ -214,6 +214,7 @@ impl Matrices {
     fn factor<'a>(&self, precision: Precision, vector: &'a [f64]) -> Cow<'a, [f64]> {
         match (precision, &self.values) {
             (Precision::Integers, Kept::Scaled(_)) => Cow::Owned(scaled::factor(vector)),
+            (Precision::Integers, Kept::Floats(_)) => Cow::Borrowed(vector),
             _ => precision.factor(vector),
         }
     }

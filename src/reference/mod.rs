@@ -173,7 +173,8 @@ impl Evaluation {
 pub enum Factors {
     /// bf16: both of every product but those of the router.
     Bf16,
-    /// int8: those of matrices of integers, with a scale for each [`moa_schema::BLOCK`] values.
+    /// int8: those of matrices of integers, with a scale for each [`moa_schema::BLOCK`] values; bf16: those of
+    /// attention.
     Int8,
 }
 

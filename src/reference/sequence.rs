@@ -20,7 +20,8 @@ pub(super) enum Precision {
     Single,
     /// f32, and bf16 what our operators multiply.
     Products,
-    /// f32, and int8 what our operators multiply with matrices of integers: see [`super::scaled::factor`].
+    /// f32, and of what our operators multiply int8 what is multiplied with matrices of integers, see
+    /// [`super::scaled::factor`], and bf16 the factors of attention.
     Integers,
     /// f16.
     Half,
@@ -50,12 +51,12 @@ impl Precision {
         }
     }
 
-    /// Values as an operator of ours multiplies them, but for those that matrices have a say in: see
-    /// [`super::matrix::Matrices::each`].
+    /// Values as attention multiplies them; see [`super::matrix::Matrices::each`] for what matrices are multiplied
+    /// with.
     pub(super) fn factor(self, vector: &[f64]) -> Cow<'_, [f64]> {
         match self {
-            Self::Products => vector.iter().map(|value| to_bf16(*value)).collect(),
-            Self::Double | Self::Single | Self::Integers | Self::Half | Self::Brain => Cow::Borrowed(vector),
+            Self::Products | Self::Integers => vector.iter().map(|value| to_bf16(*value)).collect(),
+            Self::Double | Self::Single | Self::Half | Self::Brain => Cow::Borrowed(vector),
         }
     }
 }
@@ -224,7 +225,8 @@ mod tests {
         assert_eq!(x.precision.factor(&x.values).as_ref(), [f64::from(half::bf16::from_f64(third))]);
         assert_eq!(x.map(1, |_| vec![third]).values, [f64::from(third as f32)]);
         assert_eq!((x.sums(), x.precision.factor(&[]).as_ref()), (Sums::Single, &[][..]));
-        let others = [Precision::Double, Precision::Single, Precision::Integers, Precision::Half, Precision::Brain];
+        assert_eq!(Precision::Integers.factor(&x.values), x.precision.factor(&x.values));
+        let others = [Precision::Double, Precision::Single, Precision::Half, Precision::Brain];
         assert!(others.iter().all(|precision| precision.factor(&x.values).as_ref() == [third]));
         let integers = Sequence { precision: Precision::Integers, ..x };
         assert_eq!(

@@ -84,7 +84,7 @@ impl Visible {
 impl Cache<'_> {
     /// Rows of a panel for `inner` elements.
     fn rows(&self, inner: usize) -> usize {
-        if self.isa.rounds() { inner.div_ceil(2) } else { inner }
+        if self.isa.rounds_attention() { inner.div_ceil(2) } else { inner }
     }
 }
 
@@ -226,7 +226,7 @@ impl PanelScratch {
         }
         self.key_bounds.push(pairs * key_panels);
         cut(&mut self.value_bounds, if cache.keys == 0 { 0 } else { pairs * value_panels }, 1);
-        self.rounded = cache.isa.rounds();
+        self.rounded = cache.isa.rounds_attention();
         let (key_len, value_len) = (cache.rows(cache.head) * PANEL, cache.rows(cache.keys) * PANEL);
         let keys = self.keys.take(pairs * key_panels * key_len);
         let values = self.values.take(pairs * value_panels * value_len);
@@ -273,7 +273,7 @@ impl Stage for PackKeys<'_> {
             let places = self.cache.visible.of(pair / kv_heads);
             let places = &places[places.len().min(panel * PANEL)..places.len().min((panel + 1) * PANEL)];
             let source = &self.cache.key[pair * rows * head..][..keys * head];
-            match self.cache.isa.rounds() {
+            match self.cache.isa.rounds_attention() {
                 true => transpose_pairs(self.cache.isa, (source, head), places, self.scale, out.row(row)),
                 false => transpose((source, head), 0..head, places, self.scale, out.row(row)),
             }
@@ -337,7 +337,7 @@ impl Stage for PackValues<'_> {
         let places = self.cache.visible.of(pair / kv_heads);
         let source = &self.cache.value[pair * rows * head..][..keys * head];
         let value = |place: &usize| &source[place * head + column..][..count];
-        if self.cache.isa.rounds() {
+        if self.cache.isa.rounds_attention() {
             let (mut first, mut second) = ([0.0; PANEL], [0.0; PANEL]);
             for (out, places) in out.row(0).as_chunks_mut::<PANEL>().0.iter_mut().zip(places.chunks(2)) {
                 first[..count].copy_from_slice(value(&places[0]));

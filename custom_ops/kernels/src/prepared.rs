@@ -148,7 +148,8 @@ impl Prepared {
     }
 
     /// The same for a node that may round factors of products: where weights are bf16 and the processor multiplies
-    /// pairs of bf16 faster, calls of many tokens do; where weights are integers and it multiplies integers, all do.
+    /// pairs of bf16 faster, calls of many tokens do; where weights are integers and it multiplies integers, all do, and
+    /// attention of many tokens has factors of bf16 where these are faster.
     #[must_use]
     pub fn with_accuracy(self, level: AccuracyLevel) -> Self {
         match level {
@@ -222,6 +223,7 @@ impl Prepared {
         let quantized = forms.into_iter().find(|form| form.is_quantized());
         match (isa.form(), quantized) {
             (Form::Pairs, _) if !few && forms.contains(&Form::Pairs) => isa,
+            (Form::Quantized(_), Some(form)) if few => isa.quantizing_to(form).keeping_attention(),
             (Form::Quantized(_), Some(form)) => isa.quantizing_to(form),
             _ => isa.keeping_rows(),
         }
@@ -239,11 +241,12 @@ impl Prepared {
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
         let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
         let rounded = self.weights.iter().flatten().map(|packed| match packed.panels().form() {
-            Form::Pairs if self.isa.rounds() => Form::Pairs.thread_bytes(packed.geometry().inner.max(KEYS_PER_TILE)),
+            Form::Pairs if self.isa.rounds() => Form::Pairs.thread_bytes(packed.geometry().inner),
             form if form.is_quantized() && self.isa.quantizes() => form.thread_bytes(packed.geometry().inner),
             _ => 0,
         });
-        let rounded = rounded.max().unwrap_or(0);
+        let attention = if self.isa.rounds_attention() { Form::Pairs.thread_bytes(KEYS_PER_TILE) } else { 0 };
+        let rounded = rounded.max().filter(|bytes| *bytes > 0).map_or(0, |bytes| bytes.max(attention));
         tiles + rounded + if widens { widened::THREAD_BYTES } else { 0 }
     }
 

@@ -124,10 +124,22 @@ pub enum Instructions {
     Amx,
 }
 
-/// A level of instructions that this processor has, how it uses them, and the form that it gives to rows but the
-/// router's: to both factors where weights are bf16, or to what is multiplied with integers.
+/// A level of instructions that this processor has, how it uses them, and what it rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Isa(Instructions, Habits, Form);
+pub(crate) struct Isa(Instructions, Habits, Rounding);
+
+/// Forms that factors of products are rounded to, but those of the router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rounding {
+    /// Of what is multiplied with weights: bf16 where these are bf16, or int8 where they are integers.
+    rows: Form,
+    /// Of queries, keys, weights of keys, and values.
+    attention: Form,
+}
+
+impl Rounding {
+    const NONE: Self = Self { rows: Form::Values, attention: Form::Values };
+}
 
 impl Isa {
     /// The widest level that the processor has, at most `limit`.
@@ -139,17 +151,17 @@ impl Isa {
             let avx2 = is_x86_feature_detected!("avx2") && fused;
             let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq");
             if avx512 && limit >= Instructions::Amx && amx::available() {
-                return Self(Instructions::Amx, habits, Form::Values);
+                return Self(Instructions::Amx, habits, Rounding::NONE);
             }
             if avx512 && limit >= Instructions::Avx512 {
-                return Self(Instructions::Avx512, habits, Form::Values);
+                return Self(Instructions::Avx512, habits, Rounding::NONE);
             }
             if avx2 && limit >= Instructions::Avx2 {
-                return Self(Instructions::Avx2, habits, Form::Values);
+                return Self(Instructions::Avx2, habits, Rounding::NONE);
             }
         }
         let _ = limit;
-        Self(Instructions::Portable, habits, Form::Values)
+        Self(Instructions::Portable, habits, Rounding::NONE)
     }
 
     /// Whether a single row takes far weights in one stream.
@@ -177,16 +189,17 @@ impl Isa {
         Self(self.0.min(Instructions::Avx512), self.1, self.2)
     }
 
-    /// The same, by which factors are rounded where that makes products faster: AMX tiles are faster without.
+    /// The same, by which factors are rounded to bf16 where that makes products faster: AMX tiles are faster without.
     pub(crate) fn rounding(self) -> Self {
         #[cfg(target_arch = "x86_64")]
         if self.0 == Instructions::Avx512 && self.1.doubles_pairs && is_x86_feature_detected!("avx512bf16") {
-            return Self(self.0, self.1, Form::Pairs);
+            return Self(self.0, self.1, Rounding { rows: Form::Pairs, attention: Form::Pairs });
         }
         self
     }
 
-    /// The same, by which rows are quantized where processors multiply integers: AMX tiles are faster without.
+    /// The same, by which rows are quantized where the processor multiplies integers, and attention is that of
+    /// [`Self::rounding`]: AMX tiles are faster without.
     pub(crate) fn quantizing(self) -> Self {
         #[cfg(target_arch = "x86_64")]
         if self.0 == Instructions::Avx512
@@ -194,7 +207,8 @@ impl Isa {
             && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx512vnni")
         {
-            return Self(self.0, self.1, Form::OF_INT8);
+            let attention = self.rounding().2.attention;
+            return Self(self.0, self.1, Rounding { rows: Form::OF_INT8, attention });
         }
         self
     }
@@ -202,37 +216,55 @@ impl Isa {
     /// The same, by which rows are quantized and then multiplied as every processor can.
     #[cfg(test)]
     pub(crate) fn quantizing_in_plain_arithmetic(self) -> Self {
-        Self(Instructions::Portable, self.1, Form::OF_INT8)
+        Self(Instructions::Portable, self.1, Rounding { rows: Form::OF_INT8, ..Rounding::NONE })
     }
 
     /// The same, by which no factor is rounded.
     pub(crate) fn keeping_rows(self) -> Self {
-        Self(self.0, self.1, Form::Values)
+        Self(self.0, self.1, Rounding::NONE)
     }
 
-    /// Whether factors of products are rounded where weights are bf16.
-    pub(crate) fn rounds(self) -> bool {
-        self.2 == Form::Pairs
-    }
-
-    /// Whether rows are quantized where weights are integers.
-    pub(crate) fn quantizes(self) -> bool {
-        self.2.is_quantized()
-    }
-
-    /// Whether rows are quantized, and multiplied by AVX512_VNNI.
-    fn multiplies_integers(self) -> bool {
-        self.quantizes() && self.has_wide_vectors()
+    /// The same, by which no factor of attention is rounded.
+    pub(crate) fn keeping_attention(self) -> Self {
+        Self(self.0, self.1, Rounding { attention: Form::Values, ..self.2 })
     }
 
     /// The same where it quantizes, to this form.
     pub(crate) fn quantizing_to(self, form: Form) -> Self {
-        if self.quantizes() && form.is_quantized() { Self(self.0, self.1, form) } else { self }
+        match self.quantizes() && form.is_quantized() {
+            true => Self(self.0, self.1, Rounding { rows: form, ..self.2 }),
+            false => self,
+        }
     }
 
     /// The form that rows are rounded to.
     pub(crate) fn form(self) -> Form {
-        self.2
+        self.2.rows
+    }
+
+    /// Whether rows are rounded where weights are bf16.
+    pub(crate) fn rounds(self) -> bool {
+        self.form() == Form::Pairs
+    }
+
+    /// Whether rows are quantized where weights are integers.
+    pub(crate) fn quantizes(self) -> bool {
+        self.form().is_quantized()
+    }
+
+    /// Whether factors of attention are rounded.
+    pub(crate) fn rounds_attention(self) -> bool {
+        self.2.attention == Form::Pairs
+    }
+
+    /// Whether the processor multiplies pairs of bf16, by AVX512_BF16.
+    fn multiplies_pairs(self) -> bool {
+        self.rounds() || self.rounds_attention()
+    }
+
+    /// Whether the processor multiplies integers, by AVX512_VNNI.
+    fn multiplies_integers(self) -> bool {
+        self.quantizes() && self.has_wide_vectors()
     }
 
     /// Whether products of many rows go to tiles.

@@ -136,7 +136,7 @@ impl Isa {
     /// Rounds a row to pairs, the last of which has a 0 where the row has no value.
     pub(crate) fn round_to_pairs(self, row: &[f32], out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        if self.rounds() {
+        if self.multiplies_pairs() {
             // SAFETY: `Isa` proves that the processor has the instructions.
             return unsafe { round16(row, out) };
         }
@@ -147,7 +147,7 @@ impl Isa {
 
     /// Makes pairs of what stands in the same place, rounded; all slices are equally long.
     pub(crate) fn pair_up(self, first: &[f32], second: &[f32], out: &mut [f32]) {
-        let done = match self.rounds() {
+        let done = match self.multiplies_pairs() {
             // SAFETY: `Isa` proves that the processor has the instructions.
             #[cfg(target_arch = "x86_64")]
             true => unsafe { pair_up16(first, second, out) },

@@ -341,7 +341,7 @@ pub(crate) const fn are_integers<W: Element>() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
-        _ if W::IS_PAIR && isa.rounds() => avx512::kernel(rows, vectors),
+        _ if W::IS_PAIR && isa.multiplies_pairs() => avx512::kernel(rows, vectors),
         _ if W::IS_PAIR => portable::block,
         Instructions::Portable => portable::block,
         Instructions::Avx2 => avx2::kernel(rows, vectors),

@@ -11,7 +11,7 @@ use crate::stored::{Narrow, assert_same, compute, feed_forward, narrow_inputs, r
 use crate::support::{Random, Threads, bits};
 
 /// For a processor that rounds; a word where this one does not.
-fn rounding() -> Option<Prepared> {
+pub(crate) fn rounding() -> Option<Prepared> {
     let prepared = Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Bf16);
     if !prepared.rounds_rows() {
         skip("no AVX512_BF16, or none that is faster than AVX-512");
