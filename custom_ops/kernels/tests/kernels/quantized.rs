@@ -101,7 +101,7 @@ fn outputs_differ_by_what_rounding_explains() {
     }
 }
 
-/// Where processors multiply bf16, keys and values of many tokens are rounded too, so that doing so before changes no bit.
+/// Where processors multiply bf16, keys and values of many tokens are rounded too: doing so before changes no bit.
 #[test]
 fn cross_attention_rounds_its_rows() {
     let Some(prepared) = quantizing() else { return };
