@@ -21,7 +21,8 @@ pub enum Precision {
     /// Matrices of experts, and of the keys and values that they share, are stored in 8-bit integers with a scale for
     /// each column, see [`crate::quantization`]; everything else is f32.
     Int8,
-    /// As [`Precision::Int8`], and a kernel may round to int8 what our operators multiply with matrices of integers.
+    /// As [`Precision::Int8`], and a kernel may round to int8 what our operators multiply with matrices of integers,
+    /// and to bf16 what their attention multiplies.
     Int8Products,
     /// As [`Precision::Int8`], in 4-bit integers with a scale for each 32 rows of a column.
     Int4,

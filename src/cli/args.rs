@@ -150,7 +150,7 @@ pub(super) enum DtypeArgument {
     /// column; everything else stays 32-bit
     Int8,
     /// As int8, and the library may round what our operators multiply with these matrices to 8-bit integers with a
-    /// scale for each 32 values, where that is faster
+    /// scale for each 32 values, and what attention multiplies to bfloat16, where that is faster
     Int8Products,
     /// As int8, stored as 4-bit integers with a scale for each 32 rows of a column
     Int4,
