@@ -187,7 +187,7 @@ impl AttentionLayer<'_> {
             expert_rows: attended.filled(),
             stride: row_stride(kv_heads * head),
             order: Order::Pairs,
-            quantized: None,
+            in_place: None,
             weights: self.output_weight,
             bias: self.output_bias,
             width: self.hidden_states.width(),

@@ -17,7 +17,7 @@ use crate::routing::{ExpertTiles, RouterInputs, Routing};
 use crate::row_stride::row_stride;
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS, task_columns};
 use crate::scalar::Scalar;
-use crate::simd::{self, Epoch, Isa, PANEL, ROWS};
+use crate::simd::{Epoch, Isa, PANEL, ROWS, StepOrder};
 use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool, pool};
 
@@ -126,7 +126,7 @@ impl Prepared {
         router.check()?;
         let Some(routing) = router.routing(by_expert) else { return Ok(()) };
         let output_weights = weights.get(Weight::Output);
-        let quantized = isa.quantized_in_place(output_weights.panels().form(), hidden);
+        let in_place = isa.quantized_in_place(output_weights.panels().form(), hidden);
         let hidden_inputs = HiddenInputs {
             isa,
             routing,
@@ -134,7 +134,7 @@ impl Prepared {
             weights: weights.get(Weight::Input),
             activation: attributes.activation,
             gated: attributes.gated,
-            quantized,
+            in_place,
         };
         pool::run(pool, &[&hidden_scratch.stage(hidden_inputs, hidden)]);
         let output_inputs = OutputInputs {
@@ -143,7 +143,7 @@ impl Prepared {
             expert_rows: hidden_scratch.rows.filled(),
             stride: row_stride(hidden),
             order: Order::Rows,
-            quantized,
+            in_place,
             weights: output_weights,
             bias: inputs.output_bias.map(|values| bias.widened(values)),
             width,
@@ -178,7 +178,7 @@ struct HiddenInputs<'a> {
     activation: Activation,
     gated: bool,
     /// How rows are quantized where they stand, if they are.
-    quantized: Option<simd::Order>,
+    in_place: Option<StepOrder>,
 }
 
 /// The stage that fills `[rows of the routing, F]`, with rows [`row_stride`] apart, with the activated hidden rows,
@@ -215,7 +215,7 @@ impl Stage for Hidden<'_> {
 
     fn run(&self, index: usize) {
         let Some(mut out) = self.grid.tile(index) else { return };
-        let HiddenInputs { isa, routing, hidden_states, activation, quantized, .. } = self.inputs;
+        let HiddenInputs { isa, routing, hidden_states, activation, in_place, .. } = self.inputs;
         let (count, columns) = (out.rows(), out.columns());
         let mut starts = [0; TILE_ROWS];
         for (row, start) in starts[..count].iter_mut().enumerate() {
@@ -256,7 +256,7 @@ impl Stage for Hidden<'_> {
                 out.row(row).iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
             }
         }
-        if let Some(order) = quantized {
+        if let Some(order) = in_place {
             (0..count).for_each(|row| isa.quantize_in_place(order, out.row(row)));
         }
     }

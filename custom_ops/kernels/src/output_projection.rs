@@ -8,7 +8,7 @@ use crate::packed::Packed;
 use crate::pool::Stage;
 use crate::routing::Routing;
 use crate::rows::{Next, RowProduct, TILE_ROWS, even};
-use crate::simd::{self, Epoch, Isa, Left, PANEL, RoundedRows};
+use crate::simd::{Epoch, Isa, Left, PANEL, RoundedRows, StepOrder};
 
 /// Elements of one expert's weights that a task of few tokens keeps in a near cache.
 const STRIP: usize = 16384;
@@ -111,7 +111,7 @@ pub(crate) struct OutputInputs<'a> {
     pub(crate) stride: usize,
     pub(crate) order: Order,
     /// How rows are quantized where they stand, if they are.
-    pub(crate) quantized: Option<simd::Order>,
+    pub(crate) in_place: Option<StepOrder>,
     /// `[E, inner, C]`.
     pub(crate) weights: &'a Packed,
     /// `[C]`.
@@ -180,7 +180,7 @@ impl Stage for OutputProjection<'_> {
         let OutputInputs { isa, routing, order, stride, weights, .. } = self.inputs;
         let (tokens, first_column) = (out.first_row()..out.first_row() + out.rows(), out.first_column());
         let (inner, columns) = (weights.geometry().inner, out.columns());
-        let rounded = self.inputs.quantized.map(|order| RoundedRows::in_place(order, self.inputs.expert_rows, stride));
+        let rounded = self.inputs.in_place.map(|order| RoundedRows::in_place(order, self.inputs.expert_rows, stride));
         for token in tokens.clone() {
             let bias = self.inputs.bias.map(|bias| &bias[first_column..first_column + columns]);
             begin(out.row(token - tokens.start), bias, routing.routed[token]);

@@ -48,7 +48,8 @@ impl FewestOnTiles {
     pub(crate) const FEED_FORWARD: Self = Self { some: 192, all: 0 };
 }
 
-/// Fewest rows of an expert, on average, that are rounded where a node allows it: fewer wait for weights.
+/// Fewest rows of an expert, on average, from which on both factors of products are rounded to bf16 where a node allows
+/// it, those of attention at every level: fewer wait for weights.
 const FEWEST_ROUNDED: usize = 4;
 
 /// Most scratch memories that are kept for later calls.
@@ -245,7 +246,12 @@ impl Prepared {
             form if form.is_quantized() && self.isa.quantizes() => form.thread_bytes(packed.geometry().inner),
             _ => 0,
         });
-        let attention = if self.isa.rounds_attention() { Form::Pairs.thread_bytes(KEYS_PER_TILE) } else { 0 };
+        let attention = match &self.weights[Weight::Query as usize] {
+            Some(query) if self.isa.rounds_attention() => {
+                Form::Pairs.thread_bytes(query.geometry().columns.max(KEYS_PER_TILE))
+            }
+            _ => 0,
+        };
         let rounded = rounded.max().filter(|bytes| *bytes > 0).map_or(0, |bytes| bytes.max(attention));
         tiles + rounded + if widens { widened::THREAD_BYTES } else { 0 }
     }
@@ -330,6 +336,24 @@ mod tests {
         assert!(held >= 4000);
         assert_eq!((taken(&second), second.scratch_bytes()), (place, held));
         assert_eq!(Prepared::default().scratch_bytes(), 0);
+    }
+
+    /// Rows of queries are rounded in the memory of a thread, as wide as a head.
+    #[test]
+    fn threads_keep_rows_of_wide_heads() {
+        let (values, scales) = ([1i8; 8 * 600], [1.0f32; 600]);
+        for (level, data) in [
+            (AccuracyLevel::Bf16, WeightData::Bf16(&[half::bf16::ONE; 8 * 600])),
+            (AccuracyLevel::Int8, WeightData::I8 { values: &values, scales: &scales }),
+        ] {
+            let mut prepared = Prepared::new(Instructions::Avx512).with_accuracy(level);
+            if !prepared.isa.rounds_attention() {
+                crate::skip::skip("no AVX512_BF16, or none that is faster than AVX-512");
+                continue;
+            }
+            prepared.pack(Weight::Query, [1, 8, 600], 1, data).unwrap();
+            assert_eq!(prepared.thread_bytes(), Form::Pairs.thread_bytes(600), "{level:?}");
+        }
     }
 
     #[test]

@@ -187,7 +187,7 @@ impl RowProduct<'_> {
         out: &mut Tile<'_, f32>,
     ) {
         let (count, inner) = (left.starts.len(), left.inner);
-        let widens = left.quantized.is_none() && widens_once::<W>(isa, count, inner);
+        let widens = left.blocks.is_none() && widens_once::<W>(isa, count, inner);
         let panel_len = W::rows(inner) * PANEL;
         let panel_bytes = if widens { widened::bytes(inner) } else { panel_len * size_of::<W>() };
         let near = if isa.has_wide_vectors() { NEAR } else { NEAR_IN_SMALL_CACHES };
@@ -217,7 +217,7 @@ impl RowProduct<'_> {
             let cold = usize::from(column == 0);
             let rows = even(0..count, left.most()).next().map_or(0, |block| block.len());
             let ahead = |index: usize| match index.checked_sub(cold) {
-                None => first_ahead(isa, right, (rows, left.quantized.is_some()), (panel_len, far), met),
+                None => first_ahead(isa, right, (rows, left.blocks.is_some()), (panel_len, far), met),
                 Some(index) => fetches.then(|| share(index, total - cold)),
             };
             self.compute_blocks((left, right), columns, ahead, isa, out);

@@ -2,9 +2,8 @@
 //!
 //! `product` is the door to the products: it proves every slice before a microkernel touches it. `lanes` holds the row
 //! functions, `sticks` that of stick-breaking, `activations` those of hidden rows; they are written once and compiled
-//! for each of the `levels`. Every
-//! element of a product is one chain of adds in rising order of the inner index, whatever the size of the block that
-//! it is computed in.
+//! for each of the `levels`. Every element of a product is one chain of adds in rising order of the inner index, of
+//! blocks of it where rows are quantized, whatever the size of the block that it is computed in.
 //!
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
 //! `past_caches` is that to copies that the caches do not keep.
@@ -88,7 +87,7 @@ pub(crate) use one_token::OneToken;
 pub(crate) use packable::{Packable, Place};
 pub(crate) use past_caches::copy_past_caches;
 pub(crate) use product::{Ahead, Left, Memory, Product, Right, Write, are_integers, panels_at_once};
-pub(crate) use rounded_rows::{Form, Order, RoundedRows, with_rounded};
+pub(crate) use rounded_rows::{Form, RoundedRows, StepOrder, with_rounded};
 
 use habits::{Habits, Streams};
 
@@ -257,12 +256,12 @@ impl Isa {
         self.2.attention == Form::Pairs
     }
 
-    /// Whether the processor multiplies pairs of bf16, by AVX512_BF16.
+    /// Whether pairs of bf16 are multiplied by AVX512_BF16.
     fn multiplies_pairs(self) -> bool {
         self.rounds() || self.rounds_attention()
     }
 
-    /// Whether the processor multiplies integers, by AVX512_VNNI.
+    /// Whether quantized rows are multiplied by AVX512_VNNI.
     fn multiplies_integers(self) -> bool {
         self.quantizes() && self.has_wide_vectors()
     }

@@ -20,7 +20,7 @@ pub(crate) struct Left<'a> {
     /// Elements of a row: the inner dimension.
     pub(crate) inner: usize,
     /// Where rows are [`quantized`](super::quantized), elements from one block to the next.
-    pub(crate) quantized: Option<usize>,
+    pub(crate) blocks: Option<usize>,
     /// The same rows in another form, where somebody has rounded them.
     pub(crate) rounded: Option<RoundedRows<'a>>,
 }
@@ -28,12 +28,12 @@ pub(crate) struct Left<'a> {
 impl<'a> Left<'a> {
     /// Rows that nobody has rounded.
     pub(crate) fn new(data: &'a [f32], starts: &'a [usize], inner: usize) -> Self {
-        Self { data, starts, inner, quantized: None, rounded: None }
+        Self { data, starts, inner, blocks: None, rounded: None }
     }
 
     /// Most rows that a microkernel takes.
     pub(crate) fn most(&self) -> usize {
-        if self.quantized.is_some() { QUANTIZED_ROWS } else { ROWS }
+        if self.blocks.is_some() { QUANTIZED_ROWS } else { ROWS }
     }
 }
 
@@ -44,7 +44,7 @@ impl Left<'_> {
     ///
     /// If one of them is not in the slice.
     fn rows(&self, rows: &mut [*const f32; ROWS]) {
-        let len = self.quantized.map_or(self.inner, |blocks| quantized::span(self.inner, blocks));
+        let len = self.blocks.map_or(self.inner, |blocks| quantized::span(self.inner, blocks));
         let last = self.data.len().checked_sub(len);
         let mut highest = 0;
         for (row, start) in rows.iter_mut().zip(self.starts) {
@@ -214,7 +214,7 @@ impl<W: Element> Product<'_, W> {
             Write::AddScaled(factors) => (Mode::AddScaled, Some(factors)),
         };
         let inner = self.left.inner;
-        let quantized = self.left.quantized.is_some();
+        let quantized = self.left.blocks.is_some();
         let most = match panels_at_once::<W>(isa, (count, quantized), W::rows(inner) * PANEL * size_of::<W>()) {
             usize::MAX => usize::MAX,
             _ if count == 1
@@ -230,7 +230,7 @@ impl<W: Element> Product<'_, W> {
             rows: count,
             left: [null(); ROWS],
             inner,
-            blocks: self.left.quantized.unwrap_or(0),
+            blocks: self.left.blocks.unwrap_or(0),
             right: self.right.data.as_ptr(),
             stride: self.right.stride,
             panel_stride: self.right.panel_stride,
@@ -292,7 +292,7 @@ impl<W: Element> Product<'_, W> {
         assert!(self.scales.is_none() || !matches!(self.write, Write::Resume(_)), "scales of a sum that is resumed");
         let panels = self.columns.div_ceil(PANEL);
         let lanes = (self.columns - (panels - 1) * PANEL).next_multiple_of(LANES);
-        let quantized = left.quantized.is_some();
+        let quantized = left.blocks.is_some();
         let lanes = if quantized { PANEL } else { lanes };
         let last = (steps.saturating_sub(1)).checked_mul(right.stride).and_then(|rows| rows.checked_add(lanes));
         let end = (panels - 1).checked_mul(right.panel_stride).zip(last).and_then(|(a, b)| a.checked_add(b));

@@ -19,12 +19,12 @@ use moa_schema::BLOCK;
 use super::product::{Kernel, Mode, Raw};
 #[cfg(target_arch = "x86_64")]
 use super::vnni;
-use super::{Element, Form, Isa, LANES, Nibbles, Order, PANEL};
+use super::{Element, Form, Isa, LANES, Nibbles, PANEL, StepOrder};
 
 /// Inner steps where an f32 would stand.
 pub(super) const QUAD: usize = size_of::<f32>();
 
-/// Inner steps whose integers stand in an [`Order`].
+/// Inner steps whose integers stand in an [`StepOrder`].
 const EIGHT: usize = 2 * QUAD;
 
 /// What stands before the integers of a block: their scale, and their sum.
@@ -59,7 +59,7 @@ pub(super) trait Integers: Element {
     const UP: u32;
 
     /// In which order the integers of rows must stand.
-    const ORDER: Order;
+    const ORDER: StepOrder;
 
     /// The integer of step `step` of one column, and what the sum of its block is scaled by, where it is.
     ///
@@ -90,7 +90,7 @@ pub(super) trait Integers: Element {
 impl Integers for i8 {
     const UP: u32 = 7;
 
-    const ORDER: Order = Order::Rising;
+    const ORDER: StepOrder = StepOrder::Rising;
 
     unsafe fn integer(from: *const Self, _: usize) -> (i32, Option<f32>) {
         // SAFETY: by the caller's promise.
@@ -116,7 +116,7 @@ impl Integers for i8 {
 impl Integers for Nibbles {
     const UP: u32 = 3;
 
-    const ORDER: Order = Order::EvenFirst;
+    const ORDER: StepOrder = StepOrder::EvenFirst;
 
     unsafe fn integer(from: *const Self, step: usize) -> (i32, Option<f32>) {
         // SAFETY: by the caller's promise.
@@ -207,7 +207,7 @@ unsafe fn plain_sum<W: Integers>(raw: &Raw<W>, row: usize, right: *const W, mut 
     sum
 }
 
-impl Order {
+impl StepOrder {
     /// The inner step of eight whose integer stands in a place of eight.
     const fn step(self, place: usize) -> usize {
         match self {
@@ -229,7 +229,7 @@ impl Order {
 
 impl Isa {
     /// Rounds a row to int8, in blocks; one with a value that is not finite has a scale that is NaN.
-    pub(crate) fn quantize(self, order: Order, row: &[f32], out: &mut [f32]) {
+    pub(crate) fn quantize(self, order: StepOrder, row: &[f32], out: &mut [f32]) {
         let (whole, rest) = row.as_chunks();
         let (out, last) = out.as_chunks_mut().0.split_at_mut(whole.len());
         self.quantize_blocks(order, whole.iter().copied().zip(out));
@@ -240,20 +240,21 @@ impl Isa {
 
     /// The order in which rows of `inner` values are quantized where they stand, before they are multiplied with
     /// weights that want this form; `None` where they are not.
-    pub(crate) fn quantized_in_place(self, form: Form, inner: usize) -> Option<Order> {
+    pub(crate) fn quantized_in_place(self, form: Form, inner: usize) -> Option<StepOrder> {
         match form {
             Form::Quantized(order) if self.quantizes() && inner.is_multiple_of(BLOCK) => Some(order),
             _ => None,
         }
     }
 
-    /// Rounds whole blocks, each of which stands then where it began.
-    pub(crate) fn quantize_in_place(self, order: Order, row: &mut [f32]) {
+    /// Rounds a row of whole blocks, each of which stands then where it began.
+    pub(crate) fn quantize_in_place(self, order: StepOrder, row: &mut [f32]) {
+        debug_assert!(row.len().is_multiple_of(BLOCK), "whole blocks");
         let blocks = row.as_chunks_mut::<BLOCK>().0.iter_mut();
         self.quantize_blocks(order, blocks.filter_map(|block| Some((*block, block.first_chunk_mut()?))));
     }
 
-    fn quantize_blocks<'a>(self, order: Order, blocks: impl Iterator<Item = ([f32; BLOCK], &'a mut [f32; WORDS])>) {
+    fn quantize_blocks<'a>(self, order: StepOrder, blocks: impl Iterator<Item = ([f32; BLOCK], &'a mut [f32; WORDS])>) {
         match self.multiplies_integers() {
             // SAFETY: `Isa` proves that the processor has the instructions.
             #[cfg(target_arch = "x86_64")]

@@ -26,10 +26,10 @@ fn plain_isa() -> Isa {
 }
 
 fn quantized(isa: Isa, row: &[f32]) -> Vec<[f32; WORDS]> {
-    in_order(isa, Order::Rising, row)
+    in_order(isa, StepOrder::Rising, row)
 }
 
-fn in_order(isa: Isa, order: Order, row: &[f32]) -> Vec<[f32; WORDS]> {
+fn in_order(isa: Isa, order: StepOrder, row: &[f32]) -> Vec<[f32; WORDS]> {
     let mut out = vec![9.0; len(row.len())];
     isa.quantize(order, row, &mut out);
     out.as_chunks().0.to_vec()
@@ -226,9 +226,9 @@ fn weights_in_floats_have_rows_as_they_are() {
     let packed = Packed::new(geometry, &[1.0f32, 1.0, 0.0, 0.0]).unwrap();
     for isa in both_ways() {
         assert_eq!(product(isa, Left::new(&row, &[0], 4), &packed, [0, 1], None), [4.0]);
-        let mut form = None;
-        with_rounded((isa, Form::OF_INT8), Left::new(&row, &[0], 4), None, |left| form = left.quantized);
-        assert_eq!(form, Some(WORDS));
+        let mut blocks = None;
+        with_rounded((isa, Form::OF_INT8), Left::new(&row, &[0], 4), None, |left| blocks = left.blocks);
+        assert_eq!(blocks, Some(WORDS));
     }
 }
 
@@ -253,7 +253,9 @@ fn rows_in_another_order_are_rounded_again() {
 #[test]
 fn rows_are_quantized_where_they_stand() {
     let row: Vec<f32> = (0..96).map(|i| (i as f32 * 0.37).sin()).collect();
-    for (isa, order) in both_ways().into_iter().flat_map(|isa| [Order::Rising, Order::EvenFirst].map(|o| (isa, o))) {
+    for (isa, order) in
+        both_ways().into_iter().flat_map(|isa| [StepOrder::Rising, StepOrder::EvenFirst].map(|o| (isa, o)))
+    {
         let expected = in_order(plain_isa(), order, &row);
         let mut found = row.clone();
         isa.quantize_in_place(order, &mut found);
@@ -279,6 +281,6 @@ fn rows_are_quantized_where_they_stand() {
 
 #[test]
 fn even_steps_stand_before_odd_ones() {
-    assert_eq!(Order::Rising.steps::<9>(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
-    assert_eq!(Order::EvenFirst.steps::<10>(), [0, 2, 4, 6, 1, 3, 5, 7, 8, 10]);
+    assert_eq!(StepOrder::Rising.steps::<9>(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(StepOrder::EvenFirst.steps::<10>(), [0, 2, 4, 6, 1, 3, 5, 7, 8, 10]);
 }

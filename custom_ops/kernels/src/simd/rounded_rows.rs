@@ -21,12 +21,12 @@ pub(crate) enum Form {
     /// Rounded to bf16, two inner steps where an f32 would stand, see [`super::pairs`].
     Pairs,
     /// Rounded to int8, see [`super::quantized`].
-    Quantized(Order),
+    Quantized(StepOrder),
 }
 
 /// In which order the integers of eight inner steps stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum StepOrder {
     Rising,
     /// Those of even steps, then those of odd ones.
     EvenFirst,
@@ -56,7 +56,7 @@ impl Form {
         match self {
             Self::Values => Left::new(data, starts, inner),
             Self::Pairs => Left::new(data, starts, self.len(inner)),
-            Self::Quantized(_) => Left { quantized: Some(blocks), ..Left::new(data, starts, inner) },
+            Self::Quantized(_) => Left { blocks: Some(blocks), ..Left::new(data, starts, inner) },
         }
     }
 
@@ -93,7 +93,7 @@ pub(crate) struct RoundedRows<'a> {
 
 impl<'a> RoundedRows<'a> {
     /// Rows that stand where others stood, `stride` apart, and so does each block of them.
-    pub(crate) fn in_place(order: Order, data: &'a [f32], stride: usize) -> Self {
+    pub(crate) fn in_place(order: StepOrder, data: &'a [f32], stride: usize) -> Self {
         Self { form: Form::Quantized(order), data, stride, of: stride, blocks: BLOCK }
     }
 }
@@ -172,7 +172,7 @@ mod tests {
         let (ones, starts) = (vec![1.0; 40], [0, 20]);
         let mut rows = ones.clone();
         rows[0] = 3.0;
-        for form in [Form::Pairs, Form::Quantized(Order::Rising), Form::Quantized(Order::EvenFirst)] {
+        for form in [Form::Pairs, Form::Quantized(StepOrder::Rising), Form::Quantized(StepOrder::EvenFirst)] {
             let [one, three] = [&ones, &rows].map(|rows| first(form, rows, &starts, None));
             assert_ne!(one, three);
             let mut rows = ones.clone();
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_what_is_stated() {
-        for form in [Form::Pairs, Form::Quantized(Order::Rising), Form::Quantized(Order::EvenFirst)] {
+        for form in [Form::Pairs, Form::Quantized(StepOrder::Rising), Form::Quantized(StepOrder::EvenFirst)] {
             let (rows, starts) = (vec![1.0; 128 * 70], std::array::from_fn::<_, 128, _>(|row| row * 70));
             with_rounded((plain(), form), Left::new(&rows, &starts, 70), Some(Epoch::new()), |_| {});
             let Rounded { rows, known } = ROUNDED.take();
