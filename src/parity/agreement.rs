@@ -276,12 +276,12 @@ fn step(value: f32, [epsilon, most]: [f32; 2], random: &mut Random) -> f32 {
     if moved.abs() <= most { moved } else { value }
 }
 
-/// `file` with the weights of f32 and f16 moved by one unit in the last place, and those beside [`rounded_factors`] by
+/// `file` with the weights of f32 and f16 moved by one unit in the last place, and those beside [`beside_rounded_factors`] by
 /// one of bf16.
 fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
     let mut random = Random::new(1);
     let mut model = file.model().clone();
-    let rounded = model.graph.as_ref().map(rounded_factors).unwrap_or_default();
+    let rounded = model.graph.as_ref().map(beside_rounded_factors).unwrap_or_default();
     let mut weights: Vec<_> = model.graph.iter_mut().flat_map(|graph| &mut graph.initializer).collect();
     let size = |weight: &TensorProto| weight.dims.iter().product::<i64>();
     // Single values are constants of the equations, such as an exponent or an epsilon.
@@ -325,9 +325,8 @@ fn moved_values(kind: i32, bytes: &[u8], is_rounded: bool, random: &mut Random) 
     values.flat_map(|value| f16::from_f32(step(value, share(HALF), random)).to_le_bytes()).collect()
 }
 
-/// Names of the matrices whose products a kernel may compute of rounded factors, or of their scales where they are of
-/// integers.
-fn rounded_factors(graph: &GraphProto) -> BTreeSet<String> {
+/// Names of the matrices that a kernel may multiply with rounded factors; of their scales where they are of integers.
+fn beside_rounded_factors(graph: &GraphProto) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for_each_node(&graph.node, &mut |node: &NodeProto| {
         let (Some(operator), level) = (operator_of(node), accuracy_of(node)) else { return };
@@ -335,7 +334,8 @@ fn rounded_factors(graph: &GraphProto) -> BTreeSet<String> {
             let [matrix, scale] = places.map(|place| node.input.get(place).filter(|name| !name.is_empty()));
             match level {
                 AccuracyLevel::Activations => {}
-                AccuracyLevel::Bf16 => names.extend(scale.or(matrix).cloned()),
+                AccuracyLevel::Bf16 if scale.is_some() => {}
+                AccuracyLevel::Bf16 => names.extend(matrix.cloned()),
                 AccuracyLevel::Int8 => names.extend(scale.cloned()),
             }
         }
@@ -468,11 +468,11 @@ mod tests {
                 attribute: vec![AttributeProto::int("accuracy_level", level)],
                 ..NodeProto::default()
             };
-            let names = rounded_factors(&GraphProto { node: vec![node], ..GraphProto::default() });
+            let names = beside_rounded_factors(&GraphProto { node: vec![node], ..GraphProto::default() });
             names.into_iter().collect::<Vec<_>>()
         };
-        assert!([names(0, true), names(0, false), names(4, false)].iter().all(Vec::is_empty));
-        assert_eq!([names(3, true), names(4, true)], [["input_scale", "output_scale"]; 2]);
+        assert!([names(0, true), names(0, false), names(3, true), names(4, false)].iter().all(Vec::is_empty));
+        assert_eq!(names(4, true), ["input_scale", "output_scale"]);
         assert_eq!(names(3, false), ["input_weight", "output_weight"]);
         let random = &mut Random::new(3);
         let unit = bf16::EPSILON.to_f32();

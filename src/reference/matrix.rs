@@ -214,7 +214,7 @@ impl Matrices {
     fn factor<'a>(&self, precision: Precision, vector: &'a [f64]) -> Cow<'a, [f64]> {
         match (precision, &self.values) {
             (Precision::Integers, Kept::Scaled(_)) => Cow::Owned(scaled::factor(vector)),
-            (Precision::Integers, Kept::Floats(_)) => Cow::Borrowed(vector),
+            (Precision::Integers, Kept::Floats(_)) | (Precision::Products, Kept::Scaled(_)) => Cow::Borrowed(vector),
             _ => precision.factor(vector),
         }
     }
@@ -453,7 +453,9 @@ mod tests {
             assert_ne!(expected, each(&floats, Precision::Single, &x));
             assert_eq!(each(&scaled, Precision::Integers, &x), expected);
             assert_eq!(each(&floats, Precision::Integers, &x), each(&floats, Precision::Single, &x));
-            assert_eq!(each(&scaled, Precision::Single, &x), each(&floats, Precision::Single, &x));
+            for precision in [Precision::Single, Precision::Products] {
+                assert_eq!(each(&scaled, precision, &x), each(&floats, Precision::Single, &x));
+            }
             let sequence = |precision, x: &[Vec<f64>]| Sequence {
                 precision,
                 batch: 1,
