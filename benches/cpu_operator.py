@@ -48,7 +48,7 @@ BF16 = (1024, 1024, 1024)
 BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 CLOCKS = {"wall": time.perf_counter, "thread": time.thread_time}
 TOLERANCE = 2e-4
-# Where factors of products are bf16.
+# Where factors of products are bf16 or int8.
 ROUNDED = 2e-2
 # Seconds for which threads of a session look for work after its last call: 36 to 40 ms were seen.
 LOOKING = 0.06

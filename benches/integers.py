@@ -5,7 +5,8 @@
 
 The rival is ONNX Runtime's block of `cpu_operator.py` with as many multiply-accumulates, whose four products are
 `com.microsoft.MatMulNBits` with a scale for each 32 values. Both stand there twice: with level 0, where what is
-multiplied with integers stays f32, and with level 4, where it may be int8. Outputs are compared with numpy in f64 and
+multiplied with integers stays f32, and with level 4, where it may be int8; there factors of our attention may be bf16
+too, which is not told apart, and the rival's stay f32. Outputs are compared with numpy in f64 and
 with the operator in f32 on what the integers stand for. Bursts take turns as in `cpu_operator.py`, which see for ratios.
 """
 
@@ -117,7 +118,7 @@ def attention(shape, feeds, bits, level):
     plain = ModelProto.FromString(graphs.mha(shape, None, feeds))
     matrices = [numpy_helper.to_array(tensor) for tensor in plain.graph.initializer]
     heads, head = shape.mha_heads()
-    g, stand_for = IntegerGraph(), []
+    g = IntegerGraph()
     projected = [many_bits(g, "x", matrix, bits, level) for matrix in matrices[:3]]
     (block,) = [node for node in plain.graph.node if node.op_type == "MultiHeadAttention"]
     inputs = [name for name, _ in projected] + list(block.input)[3:]
