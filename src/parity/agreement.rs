@@ -276,8 +276,8 @@ fn step(value: f32, [epsilon, most]: [f32; 2], random: &mut Random) -> f32 {
     if moved.abs() <= most { moved } else { value }
 }
 
-/// `file` with the weights of f32 and f16 moved by one unit in the last place, and those beside [`beside_rounded_factors`] by
-/// one of bf16.
+/// `file` with the weights of f32 and f16 moved by one unit in the last place, and [`beside_rounded_factors`] by one of
+/// bf16.
 fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
     let mut random = Random::new(1);
     let mut model = file.model().clone();
