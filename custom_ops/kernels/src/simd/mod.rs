@@ -127,17 +127,17 @@ pub enum Instructions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Isa(Instructions, Habits, Rounding);
 
-/// Forms that factors of products are rounded to, but those of the router.
+/// What factors of products are rounded to, but those of the router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rounding {
     /// Of what is multiplied with weights: bf16 where these are bf16, or int8 where they are integers.
     rows: Form,
-    /// Of queries, keys, weights of keys, and values.
-    attention: Form,
+    /// Whether queries, keys, weights of keys, and values are bf16.
+    attention: bool,
 }
 
 impl Rounding {
-    const NONE: Self = Self { rows: Form::Values, attention: Form::Values };
+    const NONE: Self = Self { rows: Form::Values, attention: false };
 }
 
 impl Isa {
@@ -192,7 +192,7 @@ impl Isa {
     pub(crate) fn rounding(self) -> Self {
         #[cfg(target_arch = "x86_64")]
         if self.0 == Instructions::Avx512 && self.1.doubles_pairs && is_x86_feature_detected!("avx512bf16") {
-            return Self(self.0, self.1, Rounding { rows: Form::Pairs, attention: Form::Pairs });
+            return Self(self.0, self.1, Rounding { rows: Form::Pairs, attention: true });
         }
         self
     }
@@ -225,15 +225,12 @@ impl Isa {
 
     /// The same, by which no factor of attention is rounded.
     pub(crate) fn keeping_attention(self) -> Self {
-        Self(self.0, self.1, Rounding { attention: Form::Values, ..self.2 })
+        Self(self.0, self.1, Rounding { attention: false, ..self.2 })
     }
 
-    /// The same where it quantizes, to this form.
+    /// The same where it quantizes, to `form`, a quantized one.
     pub(crate) fn quantizing_to(self, form: Form) -> Self {
-        match self.quantizes() && form.is_quantized() {
-            true => Self(self.0, self.1, Rounding { rows: form, ..self.2 }),
-            false => self,
-        }
+        if self.quantizes() { Self(self.0, self.1, Rounding { rows: form, ..self.2 }) } else { self }
     }
 
     /// The form that rows are rounded to.
@@ -253,7 +250,7 @@ impl Isa {
 
     /// Whether factors of attention are rounded.
     pub(crate) fn rounds_attention(self) -> bool {
-        self.2.attention == Form::Pairs
+        self.2.attention
     }
 
     /// Whether pairs of bf16 are multiplied by AVX512_BF16.

@@ -5,7 +5,7 @@ use moa_schema::{AccuracyLevel, BLOCK, CrossAttentionDims, FeedForwardDims, Self
 
 use crate::cross_attention;
 use crate::integers::{int4, integers};
-use crate::rounded::{cases, difference, exact, packed};
+use crate::rounded::{assert_rounded_for_projections, cases, difference, exact, packed};
 use crate::self_attention::Case;
 use crate::skip::skip;
 use crate::stored::{Narrow, Round, assert_same, compute, feed_forward, narrow_inputs, rounded_matrices};
@@ -69,14 +69,7 @@ fn hidden_states_are_rounded_for_projections_and_not_for_the_router() {
     for (mut case, round) in all_cases().flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
         with_whole_scales(&mut case.hidden_states, case.dims.width);
         let matrices = rounded_matrices(&mut case, round);
-        let before = compute(&case, &narrow_inputs(&case, &matrices), &prepared);
-        let router = compute(&case, &narrow_inputs(&case, &matrices), &exact());
-        assert_eq!(before.topk_indices, router.topk_indices);
-        assert_eq!(before.topk_weights, router.topk_weights);
-        case.router_input = Some(case.hidden_states.clone());
-        assert_same(&compute(&case, &narrow_inputs(&case, &matrices), &prepared), &before);
-        round_rows(&mut case.hidden_states);
-        assert_same(&compute(&case, &narrow_inputs(&case, &matrices), &prepared), &before);
+        assert_rounded_for_projections(&mut case, &matrices, &prepared, |rows| round_rows(rows));
     }
 }
 

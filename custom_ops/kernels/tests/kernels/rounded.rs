@@ -62,15 +62,26 @@ fn hidden_states_are_rounded_for_projections_and_not_for_the_router() {
     let Some(prepared) = rounding() else { return };
     for mut case in cases() {
         let matrices = in_bf16(&mut case);
-        let before = compute(&case, &narrow_inputs(&case, &matrices), &prepared);
-        let router = compute(&case, &narrow_inputs(&case, &matrices), &exact());
-        assert_eq!(before.topk_indices, router.topk_indices);
-        assert_eq!(before.topk_weights, router.topk_weights);
-        case.router_input = Some(case.hidden_states.clone());
-        assert_same(&compute(&case, &narrow_inputs(&case, &matrices), &prepared), &before);
-        case.hidden_states = to_bf16(&case.hidden_states);
-        assert_same(&compute(&case, &narrow_inputs(&case, &matrices), &prepared), &before);
+        assert_rounded_for_projections(&mut case, &matrices, &prepared, |rows| *rows = to_bf16(rows));
     }
+}
+
+/// Rounding the hidden states by `round` before the call changes no bit where the router reads others, as it does where
+/// the call rounds them.
+pub(crate) fn assert_rounded_for_projections(
+    case: &mut Case,
+    matrices: &[Narrow; 3],
+    prepared: &Prepared,
+    round: impl Fn(&mut Vec<f32>),
+) {
+    let run = |case: &Case, prepared: &Prepared| compute(case, &narrow_inputs(case, matrices), prepared);
+    let (before, router) = (run(case, prepared), run(case, &exact()));
+    assert_eq!(before.topk_indices, router.topk_indices);
+    assert_eq!(before.topk_weights, router.topk_weights);
+    case.router_input = Some(case.hidden_states.clone());
+    assert_same(&run(case, prepared), &before);
+    round(&mut case.hidden_states);
+    assert_same(&run(case, prepared), &before);
 }
 
 /// What the outputs of both differ by, as a part of them.

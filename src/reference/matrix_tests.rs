@@ -1,0 +1,110 @@
+//! Matrices in few bytes, and their products.
+
+use moa_schema::IntegerType;
+
+use super::*;
+use crate::reference::math::{add_scaled, dot};
+
+/// Numbers from -1 to 1 with all digits of f32.
+fn numbers(count: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        f64::from((state >> 40) as f32 / (1 << 23) as f32 - 1.0)
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Whatever is computed beside a sum, and by however many threads, its terms are added in order.
+#[test]
+fn products_are_those_of_one_vector_after_the_other() {
+    for (inputs, outputs, vectors) in [(1, 1, 1), (5, 3, 2), (4, 128, 16), (131, 257, 35), (512, 1030, 20)] {
+        let values = numbers(3 * inputs * outputs, 1);
+        let mut kept = Values::zeros(values.len());
+        kept.hold(&values);
+        kept.fill(0, &values);
+        let matrices = Matrices { values: Kept::Floats(kept), inputs, outputs };
+        let x: Vec<Vec<f64>> = (0..vectors).map(|seed| numbers(inputs, 7 + seed)).collect();
+        let x: Vec<&[f64]> = x.iter().map(Vec::as_slice).collect();
+        for precision in [Precision::Double, Precision::Single] {
+            let sums = precision.sums();
+            for index in 0..3 {
+                let matrix = &values[index * inputs * outputs..(index + 1) * inputs * outputs];
+                let expected: Vec<Vec<f64>> = x
+                    .iter()
+                    .map(|x| {
+                        let mut y = vec![0.0; outputs];
+                        x.iter().zip(matrix.chunks(outputs)).for_each(|(x, row)| add_scaled(sums, &mut y, *x, row));
+                        y
+                    })
+                    .collect();
+                assert_eq!(matrices.product(sums, index, &x), expected);
+                let column: Vec<f64> = matrix.iter().step_by(outputs).copied().collect();
+                assert_eq!(expected[0][0], dot(sums, x[0], &column));
+            }
+            let of: Vec<usize> = (0..x.len()).map(|place| place * 2 % 3).collect();
+            let each = matrices.each(precision, &x, &of);
+            let alone = |place: usize| matrices.product(sums, of[place], &x[place..=place]).remove(0);
+            assert_eq!(each, (0..x.len()).map(alone).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Of integers, and of nothing else: the same numbers kept as floats are multiplied with vectors as they are.
+#[test]
+fn vectors_are_rounded_for_matrices_of_integers_alone() {
+    let (shape, [inputs, outputs]) = ([2, 70, 5], [70, 5]);
+    let (values, x) = (numbers(2 * inputs * outputs, 3), [numbers(inputs, 4), numbers(inputs, 5)]);
+    for kind in IntegerType::ALL {
+        let scaled = Scaled::read(kind, shape, Outputs::Columns, |part| Ok(values[part.start..part.end].to_vec()));
+        let scaled = Matrices { values: Kept::Scaled(scaled.unwrap()), inputs, outputs };
+        let floats = (0..2 * inputs).flat_map(|row| scaled.row(row)).collect();
+        let floats = Matrices { values: Kept::Floats(Values::Double(floats)), inputs, outputs };
+        let rounded = x.each_ref().map(|x| scaled::factor(x));
+        let each = |matrices: &Matrices, precision, x: &[Vec<f64>]| matrices.each(precision, &slices(x), &[1, 0]);
+        let expected = each(&floats, Precision::Single, &rounded);
+        assert_ne!(expected, each(&floats, Precision::Single, &x));
+        assert_eq!(each(&scaled, Precision::Integers, &x), expected);
+        assert_eq!(each(&floats, Precision::Integers, &x), each(&floats, Precision::Single, &x));
+        for precision in [Precision::Single, Precision::Products] {
+            assert_eq!(each(&scaled, precision, &x), each(&floats, Precision::Single, &x));
+        }
+        let sequence =
+            |precision, x: &[Vec<f64>]| Sequence { precision, batch: 1, tokens: 2, width: inputs, values: x.concat() };
+        let mapped = scaled.map_factors(&sequence(Precision::Integers, &x));
+        assert_eq!(mapped.values, floats.map(&sequence(Precision::Single, &rounded)).values);
+        assert_ne!(mapped.values, scaled.map(&sequence(Precision::Integers, &x)).values);
+    }
+}
+
+#[test]
+fn values_are_kept_in_the_narrowest_type_that_has_them_all() {
+    let kind = |parts: &[&[f64]]| {
+        let mut values = Values::zeros(parts.concat().len());
+        let mut start = 0;
+        for part in parts {
+            values.hold(part);
+            values.fill(start, part);
+            start += part.len();
+        }
+        let mut back = vec![1.0; start];
+        values.widen(0, &mut back);
+        assert!(back.iter().zip(parts.concat()).all(|(a, b)| a.to_bits() == b.to_bits()), "{parts:?}");
+        std::mem::discriminant(&values)
+    };
+    let [half, single, double] = [Values::Half(Vec::new()), Values::Single(Vec::new()), Values::Double(Vec::new())]
+        .map(|values| std::mem::discriminant(&values));
+    let short = [1.0, -0.0, 2f64.powi(-126), 1.0 + 2f64.powi(-7)];
+    assert_eq!(kind(&[&short, &short]), half);
+    assert_eq!(kind(&[&short, &[1.0 + 2f64.powi(-23), -0.0]]), single);
+    assert_eq!(kind(&[&short, &[0.1], &short]), double);
+    assert_eq!(kind(&[&[1.0 + 2f64.powi(-10)], &[1e300]]), double);
+}
+
+#[test]
+fn tasks_come_back_in_order() {
+    for work in [0, usize::MAX] {
+        assert_eq!(in_order(100, work, |index| index * index), (0..100).map(|i| i * i).collect::<Vec<_>>());
+    }
+    assert!(in_order(0, usize::MAX, |index| index).is_empty());
+}
