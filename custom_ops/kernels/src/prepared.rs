@@ -160,9 +160,14 @@ impl Prepared {
         }
     }
 
-    /// Whether calls round factors of products: of many tokens where weights are bf16, or all where they are integers.
-    pub fn rounds_rows(&self) -> bool {
-        self.isa.form() != Form::Values
+    /// Whether calls round what they multiply with such weights: of many tokens where these are bf16, or all where they
+    /// are integers.
+    pub fn rounds_rows(&self, weights: WeightData<'_>) -> bool {
+        match weights.form() {
+            Form::Values => false,
+            Form::Pairs => self.isa.rounds(),
+            form => self.isa.quantizes_to(form),
+        }
     }
 
     /// Packs a weight `[matrices, inner, blocks * columns]` that never changes; equal weights of other nodes and
@@ -221,7 +226,7 @@ impl Prepared {
             Some(packed) => packed.panels().form(),
             None => data.form(),
         });
-        let quantized = forms.into_iter().find(|form| form.is_quantized());
+        let quantized = forms.into_iter().find(|form| isa.quantizes_to(*form));
         match (isa.form(), quantized) {
             (Form::Pairs, _) if !few && forms.contains(&Form::Pairs) => isa,
             (Form::Quantized(_), Some(form)) if few => isa.quantizing_to(form).keeping_attention(),
@@ -243,7 +248,7 @@ impl Prepared {
         let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
         let rounded = self.weights.iter().flatten().map(|packed| match packed.panels().form() {
             Form::Pairs if self.isa.rounds() => Form::Pairs.thread_bytes(packed.geometry().inner),
-            form if form.is_quantized() && self.isa.quantizes() => form.thread_bytes(packed.geometry().inner),
+            form if self.isa.quantizes_to(form) => form.thread_bytes(packed.geometry().inner),
             _ => 0,
         });
         let attention = match &self.weights[Weight::Query as usize] {

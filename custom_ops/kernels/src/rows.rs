@@ -9,7 +9,7 @@ use crate::simd::magnitudes::Magnitudes;
 use crate::simd::tiles::{COLUMN_LIMIT, STRIP, SUM_STRIDE, Unit};
 use crate::simd::widened::{self, with_widened};
 use crate::simd::{
-    Ahead, Element, Epoch, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, are_integers, panels_at_once,
+    Ahead, Element, Epoch, Form, Isa, Left, Memory, PANEL, Product, ROWS, Right, Write, are_integers, panels_at_once,
     with_rounded,
 };
 
@@ -155,12 +155,16 @@ impl RowProduct<'_> {
             Panels::Bf16(panels) if isa.rounds() => with_rounded(rows, self.left, self.epoch, |left| {
                 self.compute_on_vectors(left, |column| self.right(panels, column).pairs(), isa, out);
             }),
-            Panels::I8(panels) if isa.quantizes() => with_rounded(rows, self.left, self.epoch, |left| {
-                self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
-            }),
-            Panels::I4(panels) if isa.quantizes() => with_rounded(rows, self.left, self.epoch, |left| {
-                self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
-            }),
+            Panels::I8(panels) if isa.quantizes_to(Form::OF_INT8) => {
+                with_rounded(rows, self.left, self.epoch, |left| {
+                    self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
+                })
+            }
+            Panels::I4(panels) if isa.quantizes_to(Form::OF_INT4) => {
+                with_rounded(rows, self.left, self.epoch, |left| {
+                    self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
+                })
+            }
             Panels::Bf16(panels) => self.compute_with(panels, isa, out),
             Panels::F16(panels) => self.compute_with(panels, isa, out),
             Panels::I8(panels) => self.compute_with(panels, isa, out),

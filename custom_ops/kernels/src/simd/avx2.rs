@@ -30,9 +30,9 @@ const fn most_rows<W: Element>() -> usize {
 
 /// What a piece fetches on the way.
 #[derive(Clone, Copy)]
-struct Fetches {
+pub(super) struct Fetches {
     /// Whether it is what the piece itself reads, a page before.
-    own: bool,
+    pub(super) own: bool,
     /// Memory that is read later; it may lie anywhere.
     later: *const u8,
     /// Cache lines of that, one for each [`STEPS`] inner steps as long as they last.
@@ -42,8 +42,11 @@ struct Fetches {
 impl Fetches {
     const NOTHING: Self = Self { own: false, later: null(), lines: 0 };
 
-    /// Share `index` of `total` of what a block fetches for later.
-    fn share(fetch: &Fetch, index: usize, total: usize) -> Self {
+    /// Share `index` of `total` of what a block fetches: what it reads itself is all the first one's.
+    pub(super) fn share(fetch: &Fetch, index: usize, total: usize) -> Self {
+        if fetch.next {
+            return Self { own: index == 0, ..Self::NOTHING };
+        }
         let most = fetch.all.div_ceil(total);
         let before = (index * most).min(fetch.all);
         let later = fetch.from.wrapping_add(before * LINE);
@@ -53,7 +56,7 @@ impl Fetches {
     /// Fetches a line that is read later into the second cache, which keeps it until then.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
-    fn take_line(&mut self) {
+    pub(super) fn take_line(&mut self) {
         if self.lines > 0 {
             _mm_prefetch::<_MM_HINT_T1>(self.later.cast());
             self.later = self.later.wrapping_add(LINE);
@@ -160,7 +163,7 @@ unsafe fn few_rows<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
 /// As [`block`].
 #[cold]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn through_lanes<W: Element>(raw: &Raw<W>, kernel: Kernel<W>) {
+pub(super) unsafe fn through_lanes<W: Element>(raw: &Raw<W>, kernel: Kernel<W>) {
     let mut lanes = [[0.0f32; MOST_COLUMNS]; ROWS];
     let scales = if raw.scales.is_null() { null() } else { raw.scales.wrapping_add(raw.first) };
     let out = lanes.each_mut().map(|row| row.as_mut_ptr());
@@ -187,8 +190,7 @@ unsafe fn piece<W: Element, const M: usize, const V: usize, const LATER: bool>(
     column: usize,
     mut fetches: Fetches,
 ) {
-    let mut sums = [[_mm256_setzero_ps(); V]; M];
-    let last = (raw.columns - column).div_ceil(2 * WIDTH) * 2 - 1;
+    let last = last_vector(raw, column);
     let offsets: [usize; V] = std::array::from_fn(|vector| {
         let column = column + vector.min(last) * WIDTH;
         column / PANEL * raw.panel_stride + column % PANEL
@@ -200,18 +202,63 @@ unsafe fn piece<W: Element, const M: usize, const V: usize, const LATER: bool>(
     // SAFETY: every pointer is in bounds by the caller's promise; whole pairs of vectors of the right factor are
     // readable, and a vector past these reads the last one.
     unsafe {
-        if raw.mode == Mode::Resume {
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let factor = _mm256_set1_ps(*raw.factors.add(first + row));
-                for (vector, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm256_mul_ps(factor, _mm256_loadu_ps(out[row].add(vector * WIDTH)));
-                }
-            }
-        }
+        let mut sums = first_terms::<W, M, V>(raw, first, &out);
         match W::ROWS {
             1 => panel_sums::<W, M, V, LATER>(&mut sums, &left, raw, &offsets, &mut fetches),
             _ => row_sums::<W, M, V, LATER>(&mut sums, &left, raw, &offsets, &mut fetches),
         }
+        finish(raw, first, column, &out, sums);
+    }
+}
+
+/// The last vector of those from `column` on that may be read.
+fn last_vector<W>(raw: &Raw<W>, column: usize) -> usize {
+    (raw.columns - column).div_ceil(2 * WIDTH) * 2 - 1
+}
+
+/// What the sums of the rows `first .. first + M` begin with, whose destinations are `out`.
+///
+/// # Safety
+///
+/// As [`piece`].
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) unsafe fn first_terms<W, const M: usize, const V: usize>(
+    raw: &Raw<W>,
+    first: usize,
+    out: &[*mut f32; M],
+) -> [[__m256; V]; M] {
+    let mut sums = [[_mm256_setzero_ps(); V]; M];
+    if raw.mode == Mode::Resume {
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: by the caller's promise.
+            let factor = unsafe { _mm256_set1_ps(*raw.factors.add(first + row)) };
+            for (vector, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: by the caller's promise.
+                *sum = unsafe { _mm256_mul_ps(factor, _mm256_loadu_ps(out[row].add(vector * WIDTH))) };
+            }
+        }
+    }
+    sums
+}
+
+/// Writes the sums of the rows `first .. first + M` and the vectors from `column` on to `out`.
+///
+/// # Safety
+///
+/// As [`piece`].
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(super) unsafe fn finish<W, const M: usize, const V: usize>(
+    raw: &Raw<W>,
+    first: usize,
+    column: usize,
+    out: &[*mut f32; M],
+    mut sums: [[__m256; V]; M],
+) {
+    let last = last_vector(raw, column);
+    // SAFETY: by the caller's promise.
+    unsafe {
         if !raw.scales.is_null() {
             for vector in 0..V {
                 let scales = _mm256_loadu_ps(raw.scales.add(raw.first + column + vector.min(last) * WIDTH));
@@ -226,7 +273,7 @@ unsafe fn piece<W: Element, const M: usize, const V: usize, const LATER: bool>(
                 }
             }
         }
-        for (out, sums) in out.into_iter().zip(sums) {
+        for (out, sums) in out.iter().zip(sums) {
             for (vector, sum) in sums.into_iter().enumerate() {
                 _mm256_storeu_ps(out.add(vector * WIDTH), sum);
             }

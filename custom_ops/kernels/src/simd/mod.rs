@@ -8,7 +8,8 @@
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
 //! `past_caches` is that to copies that the caches do not keep.
 //!
-//! `rounded_rows` is the door to rows that are rounded: `pairs` to bf16, `quantized` to int8, which `vnni` multiplies.
+//! `rounded_rows` is the door to rows that are rounded: `pairs` to bf16, `quantized` to int8, which `vnni` and
+//! `avx2_nibbles` multiply.
 //! `packable` makes elements of weights.
 //!
 //! `widened` is the door to panels that are widened for many blocks of rows.
@@ -33,6 +34,9 @@ mod amx_split;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod avx2_nibbles;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx2_softmax;
@@ -198,7 +202,7 @@ impl Isa {
     }
 
     /// The same, by which rows are quantized where the processor multiplies integers, and attention is that of
-    /// [`Self::rounding`]: AMX tiles are faster without.
+    /// [`Self::rounding`]: AMX tiles are faster without, and so is int8 with AVX2.
     pub(crate) fn quantizing(self) -> Self {
         #[cfg(target_arch = "x86_64")]
         if self.0 == Instructions::Avx512
@@ -208,6 +212,9 @@ impl Isa {
         {
             let attention = self.rounding().2.attention;
             return Self(self.0, self.1, Rounding { rows: Form::OF_INT8, attention });
+        }
+        if self.is_avx2() {
+            return Self(self.0, self.1, Rounding { rows: Form::OF_INT4, attention: false });
         }
         self
     }
@@ -228,9 +235,9 @@ impl Isa {
         Self(self.0, self.1, Rounding { attention: false, ..self.2 })
     }
 
-    /// The same where it quantizes, to `form`, a quantized one.
+    /// The same, to `form`, where it quantizes to that.
     pub(crate) fn quantizing_to(self, form: Form) -> Self {
-        if self.quantizes() { Self(self.0, self.1, Rounding { rows: form, ..self.2 }) } else { self }
+        if self.quantizes_to(form) { Self(self.0, self.1, Rounding { rows: form, ..self.2 }) } else { self }
     }
 
     /// The form that rows are rounded to.
@@ -243,9 +250,9 @@ impl Isa {
         self.form() == Form::Pairs
     }
 
-    /// Whether rows are quantized where weights are integers.
-    pub(crate) fn quantizes(self) -> bool {
-        self.form().is_quantized()
+    /// Whether rows are quantized to `form` where weights want that.
+    pub(crate) fn quantizes_to(self, form: Form) -> bool {
+        self.form().is_quantized() && form.is_quantized() && (form == Form::OF_INT4 || !self.is_avx2())
     }
 
     /// Whether factors of attention are rounded.
@@ -256,11 +263,6 @@ impl Isa {
     /// Whether pairs of bf16 are multiplied by AVX512_BF16.
     fn multiplies_pairs(self) -> bool {
         self.rounds() || self.rounds_attention()
-    }
-
-    /// Whether quantized rows are multiplied by AVX512_VNNI.
-    fn multiplies_integers(self) -> bool {
-        self.quantizes() && self.has_wide_vectors()
     }
 
     /// Whether products of many rows go to tiles.

@@ -8,18 +8,14 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{
-    __m512, __m512i, _mm_loadu_si128, _mm_shuffle_epi8, _mm_storeu_si128, _mm512_abs_ps, _mm512_add_epi32,
-    _mm512_castps_si512, _mm512_cvtepi32_epi8, _mm512_cvtps_epi32, _mm512_loadu_ps, _mm512_max_epu32, _mm512_mul_ps,
-    _mm512_reduce_add_epi32, _mm512_reduce_max_epu32, _mm512_set1_ps,
-};
+use std::arch::x86_64::{__m512, __m512i};
 
 use moa_schema::BLOCK;
 
 use super::product::{Kernel, Mode, Raw};
+use super::{Element, Form, Instructions, Isa, LANES, Nibbles, PANEL, StepOrder};
 #[cfg(target_arch = "x86_64")]
-use super::vnni;
-use super::{Element, Form, Isa, LANES, Nibbles, PANEL, StepOrder};
+use super::{avx2_nibbles, vnni};
 
 /// Inner steps where an f32 would stand.
 pub(super) const QUAD: usize = size_of::<f32>();
@@ -85,6 +81,12 @@ pub(super) trait Integers: Element {
     /// As [`Self::quad`].
     #[cfg(target_arch = "x86_64")]
     unsafe fn block_scales(from: *const Self, step: usize) -> Option<[__m512; 2]>;
+
+    /// The microkernel with vectors of 8 columns, where there is one.
+    #[cfg(target_arch = "x86_64")]
+    fn kernel8(_rows: usize, _vectors: usize) -> Option<Kernel<Self>> {
+        None
+    }
 }
 
 impl Integers for i8 {
@@ -139,13 +141,20 @@ impl Integers for Nibbles {
         // SAFETY: by the caller's promise.
         Some(unsafe { vnni::scales_of_nibbles(from, step) })
     }
+
+    #[cfg(target_arch = "x86_64")]
+    fn kernel8(rows: usize, vectors: usize) -> Option<Kernel<Self>> {
+        Some(avx2_nibbles::kernel(rows, vectors))
+    }
 }
 
 /// The microkernel for quantized rows.
 pub(super) fn kernel<W: Integers>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
-    match isa.multiplies_integers() {
+    match isa.0 {
         #[cfg(target_arch = "x86_64")]
-        true => vnni::kernel(rows, vectors),
+        Instructions::Avx512 if isa.form().is_quantized() => vnni::kernel(rows, vectors),
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2 => W::kernel8(rows, vectors).unwrap_or(plain),
         _ => plain::<W>,
     }
 }
@@ -242,7 +251,7 @@ impl Isa {
     /// weights that want this form; `None` where they are not.
     pub(crate) fn quantized_in_place(self, form: Form, inner: usize) -> Option<StepOrder> {
         match form {
-            Form::Quantized(order) if self.quantizes() && inner.is_multiple_of(BLOCK) => Some(order),
+            Form::Quantized(order) if self.quantizes_to(form) && inner.is_multiple_of(BLOCK) => Some(order),
             _ => None,
         }
     }
@@ -255,17 +264,20 @@ impl Isa {
     }
 
     fn quantize_blocks<'a>(self, order: StepOrder, blocks: impl Iterator<Item = ([f32; BLOCK], &'a mut [f32; WORDS])>) {
-        match self.multiplies_integers() {
+        match self.0 {
             // SAFETY: `Isa` proves that the processor has the instructions.
             #[cfg(target_arch = "x86_64")]
-            true => unsafe { quantize16(order.steps(), blocks) },
+            Instructions::Avx512 | Instructions::Amx => unsafe { vnni::quantize16(order.steps(), blocks) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { avx2_nibbles::quantize8(order.steps(), blocks) },
             _ => blocks.for_each(|(values, out)| quantize_block(order.steps(), &values, out)),
         }
     }
 }
 
 /// The scale of a block whose largest magnitude has these bits, and what values are multiplied with.
-fn scales(magnitude: u32) -> [f32; 2] {
+pub(super) fn scales(magnitude: u32) -> [f32; 2] {
     match f32::from_bits(magnitude) {
         magnitude if !magnitude.is_finite() => [f32::NAN, 0.0],
         magnitude if magnitude < LEAST => [0.0; 2],
@@ -281,33 +293,6 @@ fn quantize_block(steps: [u8; BLOCK], values: &[f32; BLOCK], out: &mut [f32; WOR
     out[..HEAD].copy_from_slice(&[scale, f32::from_bits(sum.cast_unsigned())]);
     for (out, quad) in out[HEAD..].iter_mut().zip(integers.as_chunks().0) {
         *out = f32::from_ne_bytes(quad.map(i8::cast_unsigned));
-    }
-}
-
-/// [`quantize_block`] for each block in vectors of 16 lanes, of which `steps` are those of each half.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn quantize16<'a>(steps: [u8; LANES], blocks: impl Iterator<Item = ([f32; BLOCK], &'a mut [f32; WORDS])>) {
-    // SAFETY: a vector of 16 bytes is read.
-    let steps = unsafe { _mm_loadu_si128(steps.as_ptr().cast()) };
-    for (values, out) in blocks {
-        // SAFETY: two vectors are read.
-        let halves = [0, LANES].map(|first| unsafe { _mm512_loadu_ps(values[first..].as_ptr()) });
-        let [first, second] = halves.map(|half| _mm512_castps_si512(_mm512_abs_ps(half)));
-        let [scale, inverse] = scales(_mm512_reduce_max_epu32(_mm512_max_epu32(first, second)));
-        if scale.is_nan() {
-            out.fill(0.0);
-            out[0] = scale;
-            continue;
-        }
-        let [first, second] = halves.map(|half| _mm512_cvtps_epi32(_mm512_mul_ps(half, _mm512_set1_ps(inverse))));
-        let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
-        out[..HEAD].copy_from_slice(&[scale, f32::from_bits(sum.cast_unsigned())]);
-        for (out, integers) in out[HEAD..].chunks_exact_mut(LANES / QUAD).zip([first, second]) {
-            let integers = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(integers), steps);
-            // SAFETY: a vector of 16 bytes is written, as many as the chunk has.
-            unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), integers) };
-        }
     }
 }
 

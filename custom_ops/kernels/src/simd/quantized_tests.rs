@@ -11,13 +11,24 @@ use crate::rows::RowProduct;
 use crate::skip::skip;
 use crate::weight_data::{Int4, WeightData};
 
-/// In plain arithmetic, and by the instruction where the processor has it.
-fn both_ways() -> Vec<Isa> {
-    let quantizing = Isa::at_most(Instructions::Avx512).quantizing();
-    if !quantizing.quantizes() {
+/// In plain arithmetic, and with the instructions of each level that the processor has.
+fn every_way() -> Vec<Isa> {
+    let levels = [Instructions::Avx2, Instructions::Avx512].map(|level| Isa::at_most(level).quantizing());
+    if !levels[0].quantizes_to(Form::OF_INT4) {
+        skip("no AVX2");
+    }
+    if !levels[1].quantizes_to(Form::OF_INT8) {
         skip("no AVX512_VNNI, or no AVX512_VBMI");
     }
-    [plain_isa()].into_iter().chain(quantizing.quantizes().then_some(quantizing)).collect()
+    let mut ways: Vec<Isa> = levels.into_iter().filter(|isa| isa.quantizes_to(Form::OF_INT4)).collect();
+    ways.dedup();
+    [plain_isa()].into_iter().chain(ways).collect()
+}
+
+/// Those of [`every_way`] that round rows for such weights.
+fn ways_for(weights: &Packed) -> impl Iterator<Item = Isa> {
+    let form = weights.panels().form();
+    every_way().into_iter().filter(move |isa| isa.quantizes_to(form))
 }
 
 /// Rounds rows, and multiplies them in plain arithmetic.
@@ -49,7 +60,7 @@ fn values(row: &[f32]) -> Vec<f32> {
 #[test]
 fn every_block_is_rounded_to_its_own_scale() {
     let row: Vec<f32> = (0..70).map(|i| (i as f32 * 0.37).sin() * [1.0, 1e-30, 1e30][i / BLOCK]).collect();
-    for isa in both_ways() {
+    for isa in every_way() {
         let blocks = quantized(isa, &row);
         assert_eq!(blocks.len(), 3);
         for (values, block) in row.chunks(BLOCK).zip(&blocks) {
@@ -67,11 +78,11 @@ fn every_block_is_rounded_to_its_own_scale() {
 }
 
 #[test]
-fn both_ways_round_alike() {
+fn all_ways_round_alike() {
     let mut row: Vec<f32> = (0..40 * BLOCK).map(|i| (i as f32 * 0.7).cos() * 10f32.powi(i as i32 / 17 - 38)).collect();
     row.extend((0..BLOCK).map(|i| i as f32 + 0.5 - 16.0));
     row.extend([127.0, 0.5, -0.5, 1.5, 2.5, -1.5, 126.5, f32::MIN_POSITIVE, -0.0]);
-    for isa in both_ways() {
+    for isa in every_way() {
         for end in [0, 1, 31, 32, 33, row.len()] {
             let bits = |isa| quantized(isa, &row[..end]).as_flattened().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(isa), bits(plain_isa()), "{isa:?} {end}");
@@ -81,7 +92,7 @@ fn both_ways_round_alike() {
 
 #[test]
 fn blocks_of_nothing_are_zero_and_others_are_not_numbers() {
-    for isa in both_ways() {
+    for isa in every_way() {
         for nothing in [0.0, -0.0, 1e-40, 9e-37] {
             let [block] = quantized(isa, &[nothing; 7])[..] else { panic!("one block") };
             assert_eq!(block, [0.0; WORDS], "{isa:?} {nothing}");
@@ -126,7 +137,7 @@ fn product(isa: Isa, left: Left<'_>, weights: &Packed, columns: [usize; 2], fact
     out
 }
 
-/// Both ways, every number of rows and vectors, ends of blocks and groups in every place.
+/// Every way, every number of rows and vectors, ends of blocks and groups in every place.
 #[test]
 #[cfg_attr(miri, ignore = "too many products")]
 fn products_are_those_of_what_rows_and_weights_stand_for() {
@@ -149,7 +160,7 @@ fn products_are_those_of_what_rows_and_weights_stand_for() {
                     let (sum, size): (f64, f64) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
                     assert!((sum - f64::from(*found)).abs() <= size * 1e-6, "{count}x{inner}x{columns}: {sum} {found}");
                 }
-                for isa in both_ways() {
+                for isa in ways_for(&packed) {
                     assert_eq!(
                         product(isa, left, &packed, [0, columns], None),
                         plain,
@@ -183,7 +194,7 @@ fn products_have_the_same_bits_in_every_block() {
         let form = Form::Quantized(order);
         let rounded = Some(RoundedRows { form, data: &once, stride, of: inner, blocks: WORDS });
         let whole = product(plain_isa(), all, &packed, [0, columns], None);
-        for (isa, left) in both_ways().into_iter().flat_map(|isa| [(isa, all), (isa, Left { rounded, ..all })]) {
+        for (isa, left) in ways_for(&packed).flat_map(|isa| [(isa, all), (isa, Left { rounded, ..all })]) {
             for (first, count) in (0..COUNT).map(|row| (row, 1)).chain([(0, COUNT), (3, 2), (1, 3), (4, 7), (9, 9)]) {
                 let left = Left { starts: &starts[first..first + count], ..left };
                 for [column, width] in [[0, columns], [2 * PANEL, 9], [PANEL, PANEL + LANES]] {
@@ -207,10 +218,10 @@ fn sums_of_the_largest_integers_are_exact() {
     let int8 = Packed::new(geometry, WeightData::I8 { values: &smallest, scales: &scales }).unwrap();
     let (bytes, ones) = (vec![0x88; inner * columns / 2], vec![bf16::ONE; inner.div_ceil(BLOCK) * columns]);
     let int4 = Packed::new(geometry, WeightData::I4(Int4 { values: &bytes, scales: &ones })).unwrap();
-    for isa in both_ways() {
-        for value in [127.0, -127.0] {
-            let row = [value; 64];
-            for (packed, weight) in [(&int8, -128.0), (&int4, -8.0)] {
+    for (packed, weight) in [(&int8, -128.0), (&int4, -8.0)] {
+        for isa in ways_for(packed) {
+            for value in [127.0, -127.0] {
+                let row = [value; 64];
                 let found = product(isa, Left::new(&row, &[0], inner), packed, [0, columns], None);
                 assert_eq!(found, vec![64.0 * value * weight; columns], "{isa:?}");
             }
@@ -224,7 +235,7 @@ fn weights_in_floats_have_rows_as_they_are() {
     let row = [1.0, 3.0, 1000.0, 0.001];
     let geometry = Geometry { matrices: 1, blocks: 1, inner: 4, columns: 1 };
     let packed = Packed::new(geometry, &[1.0f32, 1.0, 0.0, 0.0]).unwrap();
-    for isa in both_ways() {
+    for isa in every_way() {
         assert_eq!(product(isa, Left::new(&row, &[0], 4), &packed, [0, 1], None), [4.0]);
         let mut blocks = None;
         with_rounded((isa, Form::OF_INT8), Left::new(&row, &[0], 4), None, |left| blocks = left.blocks);
@@ -242,7 +253,7 @@ fn rows_in_another_order_are_rounded_again() {
         for form in [Form::Values, Form::Pairs, Form::OF_INT8, Form::OF_INT4] {
             let rounded = RoundedRows { form, data: &nothing, stride: 64, of: 64, blocks: WORDS };
             let left = Left { rounded: Some(rounded), ..Left::new(&row, &[0], 64) };
-            for isa in both_ways() {
+            for isa in ways_for(&packed) {
                 let found = product(isa, left, &packed, [0, 33], None);
                 assert_eq!(found == expected, form != packed.panels().form(), "{isa:?} {form:?}");
             }
@@ -254,7 +265,7 @@ fn rows_in_another_order_are_rounded_again() {
 fn rows_are_quantized_where_they_stand() {
     let row: Vec<f32> = (0..96).map(|i| (i as f32 * 0.37).sin()).collect();
     for (isa, order) in
-        both_ways().into_iter().flat_map(|isa| [StepOrder::Rising, StepOrder::EvenFirst].map(|o| (isa, o)))
+        every_way().into_iter().flat_map(|isa| [StepOrder::Rising, StepOrder::EvenFirst].map(|o| (isa, o)))
     {
         let expected = in_order(plain_isa(), order, &row);
         let mut found = row.clone();
@@ -266,7 +277,7 @@ fn rows_are_quantized_where_they_stand() {
     }
     for (packed, _) in weights(96, 33) {
         let expected = product(plain_isa(), Left::new(&row, &[0], 96), &packed, [0, 33], None);
-        for isa in both_ways() {
+        for isa in ways_for(&packed) {
             let order = isa.quantized_in_place(packed.panels().form(), 96).unwrap();
             let mut rows = row.clone();
             isa.quantize_in_place(order, &mut rows);

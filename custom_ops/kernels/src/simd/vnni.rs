@@ -1,9 +1,11 @@
 //! Microkernels of quantized rows, by AVX512_VNNI, and AVX512_VBMI that turns four rows of int8.
 
 use std::arch::x86_64::{
-    __m512, __m512i, __mmask64, _MM_HINT_T0, _mm_prefetch, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi32_ps,
-    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_mul_ps,
-    _mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    __m512, __m512i, __mmask64, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_shuffle_epi8, _mm_storeu_si128,
+    _mm512_abs_ps, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cvtepi32_epi8,
+    _mm512_cvtepi32_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_maskz_loadu_epi8, _mm512_max_epu32, _mm512_mul_ps, _mm512_permutex2var_epi8, _mm512_reduce_add_epi32,
+    _mm512_reduce_max_epu32, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
     _mm512_setzero_si512, _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_ternarylogic_epi32, _mm512_xor_si512,
 };
 
@@ -13,7 +15,7 @@ use super::avx512::{fetch, first_term, mask, scale, store};
 use super::element::UPPER;
 use super::nibbles::scale_shift;
 use super::product::{Kernel, LINE, PAGE, Raw};
-use super::quantized::{HEAD, Integers, QUAD};
+use super::quantized::{HEAD, Integers, QUAD, WORDS, scales};
 use super::{Element, LANES, Nibbles, PANEL};
 
 /// From two vectors of two rows each of a panel, the four steps of each column: those of the first 16, then others.
@@ -205,4 +207,30 @@ pub(super) unsafe fn scales_of_nibbles(from: *const Nibbles, step: usize) -> [__
         let scale = _mm512_sllv_epi32(both, _mm512_set1_epi32(scale_shift(step)));
         _mm512_castsi512_ps(_mm512_and_si512(scale, _mm512_set1_epi32(UPPER)))
     })
+}
+
+/// Rounds each block to int8 in vectors of 16 lanes, of which `steps` are those of each half.
+#[target_feature(enable = "avx512f")]
+pub(super) fn quantize16<'a>(steps: [u8; LANES], blocks: impl Iterator<Item = ([f32; BLOCK], &'a mut [f32; WORDS])>) {
+    // SAFETY: a vector of 16 bytes is read.
+    let steps = unsafe { _mm_loadu_si128(steps.as_ptr().cast()) };
+    for (values, out) in blocks {
+        // SAFETY: two vectors are read.
+        let halves = [0, LANES].map(|first| unsafe { _mm512_loadu_ps(values[first..].as_ptr()) });
+        let [first, second] = halves.map(|half| _mm512_castps_si512(_mm512_abs_ps(half)));
+        let [scale, inverse] = scales(_mm512_reduce_max_epu32(_mm512_max_epu32(first, second)));
+        if scale.is_nan() {
+            out.fill(0.0);
+            out[0] = scale;
+            continue;
+        }
+        let [first, second] = halves.map(|half| _mm512_cvtps_epi32(_mm512_mul_ps(half, _mm512_set1_ps(inverse))));
+        let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+        out[..HEAD].copy_from_slice(&[scale, f32::from_bits(sum.cast_unsigned())]);
+        for (out, integers) in out[HEAD..].chunks_exact_mut(LANES / QUAD).zip([first, second]) {
+            let integers = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(integers), steps);
+            // SAFETY: a vector of 16 bytes is written, as many as the chunk has.
+            unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), integers) };
+        }
+    }
 }

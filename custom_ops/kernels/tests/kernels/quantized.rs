@@ -1,30 +1,37 @@
 //! Rows that a node allows to be rounded to int8, and weights in integers.
 
-use moa_kernels::{FeedForwardInputs, Instructions, Prepared, Sequential};
+use moa_kernels::{FeedForwardInputs, Instructions, Int4, Prepared, Sequential, WeightData};
 use moa_schema::{AccuracyLevel, BLOCK, CrossAttentionDims, FeedForwardDims, SelfAttentionDims};
 
 use crate::cross_attention;
 use crate::integers::{int4, integers};
-use crate::rounded::{assert_rounded_for_projections, cases, difference, exact, packed};
+use crate::rounded::{assert_rounded_for_projections, cases, difference, exact, packed, rounds};
 use crate::self_attention::Case;
 use crate::skip::skip;
 use crate::stored::{Narrow, Round, assert_same, compute, feed_forward, narrow_inputs, rounded_matrices};
 use crate::support::{Random, Threads, bits};
 
-/// For a processor that multiplies integers; a word where this one does not.
-fn quantizing() -> Option<Prepared> {
-    let prepared = Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Int8);
-    if !prepared.rounds_rows() {
-        skip("no AVX512_VNNI, or no AVX512_VBMI");
-    }
-    Some(prepared).filter(Prepared::rounds_rows)
+fn quantizing() -> Prepared {
+    Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Int8)
 }
 
 /// Makes matrices integers.
 type Rounding = fn(&mut [f32], [usize; 2]) -> Narrow;
 
-/// Both types of integers.
-const TYPES: [Rounding; 2] = [integers, int4];
+/// The types of integers for which rows are rounded, or those for which they are not; a word for each of the others.
+fn types(rounded: bool) -> impl Iterator<Item = Rounding> {
+    let types: [(Rounding, _, _); 2] = [
+        (integers, WeightData::I8 { values: &[], scales: &[] }, "rows beside int8"),
+        (int4, WeightData::I4(Int4 { values: &[], scales: &[] }), "rows beside int4"),
+    ];
+    types.into_iter().filter_map(move |(round, weights, what)| {
+        let serves = quantizing().rounds_rows(weights) == rounded;
+        if !serves {
+            skip(&format!("this processor {} {what}", if rounded { "does not round" } else { "rounds" }));
+        }
+        serves.then_some(round)
+    })
+}
 
 /// Cases of many tokens, and of single ones.
 fn all_cases() -> impl Iterator<Item = Case> {
@@ -65,8 +72,8 @@ fn to_bf16(value: f32) -> f32 {
 /// Where the router reads what is not rounded, rounding the hidden states before the call changes no bit of it.
 #[test]
 fn hidden_states_are_rounded_for_projections_and_not_for_the_router() {
-    let Some(prepared) = quantizing() else { return };
-    for (mut case, round) in all_cases().flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
+    let prepared = quantizing();
+    for (mut case, round) in all_cases().flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
         with_whole_scales(&mut case.hidden_states, case.dims.width);
         let matrices = rounded_matrices(&mut case, round);
         assert_rounded_for_projections(&mut case, &matrices, &prepared, |rows| round_rows(rows));
@@ -81,8 +88,8 @@ fn assert_rounded(outputs: [&[f32]; 2], what: &dyn std::fmt::Debug) {
 
 #[test]
 fn outputs_differ_by_what_rounding_explains() {
-    let Some(prepared) = quantizing() else { return };
-    for (mut case, round) in all_cases().flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
+    let prepared = quantizing();
+    for (mut case, round) in all_cases().flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
         case.attention_mask.fill(1);
         let matrices = rounded_matrices(&mut case, round);
         let inputs = narrow_inputs(&case, &matrices);
@@ -97,8 +104,8 @@ fn outputs_differ_by_what_rounding_explains() {
 /// Where processors multiply bf16, keys and values of many tokens are rounded too: doing so before changes no bit.
 #[test]
 fn cross_attention_rounds_its_rows() {
-    let Some(prepared) = quantizing() else { return };
-    for (seed, round) in (0..10).flat_map(|seed| TYPES.map(|round| (seed, round))) {
+    let prepared = quantizing();
+    for (seed, round) in (0..10).flat_map(|seed| types(true).map(move |round| (seed, round))) {
         let tokens = if seed % 2 == 0 { 1 } else { 30 };
         let dims =
             CrossAttentionDims { batch: 2, tokens, keys: 20, width: 45, experts: 5, top_k: 2, kv_heads: 2, head: 16 };
@@ -111,7 +118,7 @@ fn cross_attention_rounds_its_rows() {
         if exact.0.iter().any(|value| *value != 0.0) {
             assert_rounded([&found.0, &exact.0], &seed);
         }
-        let many = tokens > 1 && crate::rounded::rounding().is_some();
+        let many = tokens > 1 && rounds();
         [&mut case.key, &mut case.value].into_iter().flatten().for_each(|value| *value = to_bf16(*value));
         let after = case.compute_with(&prepared, [query.data(), output.data()], &Sequential);
         assert_eq!(bits(&after.0) == bits(&found.0), many || after.0.iter().all(|value| *value == 0.0), "{seed}");
@@ -121,11 +128,11 @@ fn cross_attention_rounds_its_rows() {
 /// Rows of hidden states and of hidden values, of both halves where gated, of many tokens and of one.
 #[test]
 fn feed_forward_rounds_its_rows() {
-    TYPES.into_iter().for_each(feed_forward_rounds);
+    types(true).for_each(feed_forward_rounds);
 }
 
 fn feed_forward_rounds(round: impl Round) {
-    let Some(prepared) = quantizing() else { return };
+    let prepared = quantizing();
     for (gated, tokens, hidden) in [(false, 50, 73), (true, 50, 64), (true, 50, 73), (false, 1, 64), (true, 1, 73)] {
         let (mut random, columns) = (Random(tokens as u64), if gated { 2 * hidden } else { hidden });
         let dims = FeedForwardDims { batch: 1, tokens, width: 67, experts: 5, top_k: 2, hidden };
@@ -156,9 +163,9 @@ fn feed_forward_rounds(round: impl Round) {
 /// A token that is not a number is none of another's business.
 #[test]
 fn a_row_that_is_not_a_number_stays_alone() {
-    let Some(prepared) = quantizing() else { return };
+    let prepared = quantizing();
     let all = all_cases().filter(|case| case.dims.batch == 1 && case.dims.tokens > 1);
-    for (mut case, round) in all.flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
+    for (mut case, round) in all.flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
         let seen = (case.dims.tokens - 1) * case.dims.width;
         (case.attributes.causal, case.rotation) = (true, None);
         case.attention_mask.fill(1);
@@ -174,12 +181,11 @@ fn a_row_that_is_not_a_number_stays_alone() {
 
 #[test]
 fn threads_and_packing_change_no_bit() {
-    let Some(_) = quantizing() else { return };
-    for (mut case, round) in all_cases().flat_map(|case| TYPES.map(|round| (case.clone(), round))) {
+    for (mut case, round) in all_cases().flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
         let matrices = rounded_matrices(&mut case, round);
         let inputs = narrow_inputs(&case, &matrices);
-        let expected = compute(&case, &inputs, &quantizing().unwrap());
-        let prepared = packed(&case, quantizing().unwrap(), &inputs);
+        let expected = compute(&case, &inputs, &quantizing());
+        let prepared = packed(&case, quantizing(), &inputs);
         assert!(prepared.thread_bytes() > packed(&case, exact(), &inputs).thread_bytes());
         for threads in [1, 2, 3, 8] {
             assert_same(&case.compute_with(&prepared, &Threads(threads)), &expected);
@@ -187,9 +193,21 @@ fn threads_and_packing_change_no_bit() {
     }
 }
 
+/// What a processor multiplies as fast as it is stays so.
+#[test]
+fn integers_that_are_not_faster_have_rows_as_they_are() {
+    for round in types(false) {
+        for mut case in all_cases() {
+            let matrices = rounded_matrices(&mut case, round);
+            let inputs = narrow_inputs(&case, &matrices);
+            assert_same(&compute(&case, &inputs, &quantizing()), &compute(&case, &inputs, &exact()));
+        }
+    }
+}
+
 #[test]
 fn floats_have_rows_as_they_are() {
-    let Some(prepared) = quantizing() else { return };
+    let prepared = quantizing();
     for mut case in all_cases() {
         assert_same(&compute(&case, &case.inputs(), &prepared), &compute(&case, &case.inputs(), &exact()));
         let matrices = rounded_matrices(&mut case, |values, _| Narrow::round(values, true));

@@ -10,13 +10,21 @@ use crate::skip::skip;
 use crate::stored::{Narrow, assert_same, compute, feed_forward, narrow_inputs, rounded_matrices};
 use crate::support::{Random, Threads, bits};
 
+fn to_bf16_where_faster() -> Prepared {
+    Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Bf16)
+}
+
+/// Whether this processor rounds.
+pub(crate) fn rounds() -> bool {
+    to_bf16_where_faster().rounds_rows(WeightData::Bf16(&[]))
+}
+
 /// For a processor that rounds; a word where this one does not.
-pub(crate) fn rounding() -> Option<Prepared> {
-    let prepared = Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Bf16);
-    if !prepared.rounds_rows() {
+fn rounding() -> Option<Prepared> {
+    if !rounds() {
         skip("no AVX512_BF16, or none that is faster than AVX-512");
     }
-    Some(prepared).filter(Prepared::rounds_rows)
+    rounds().then(to_bf16_where_faster)
 }
 
 pub(crate) fn exact() -> Prepared {
