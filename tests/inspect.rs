@@ -267,6 +267,23 @@ fn exports_in_integers_count_as_their_checkpoint() {
     }
 }
 
+/// A product of the last token alone counts once, whatever its matrix is stored in.
+#[test]
+fn a_head_of_integers_counts_as_one_of_floats() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&data("jetmoe/sharded"), None).unwrap();
+    let [floats, int8, int4] = [Precision::Fp32, Precision::Int8, Precision::Int4].map(|precision| {
+        let out = folder.path().join(precision.as_str());
+        let mut options = options(Form::Fused);
+        (options.graph.precision, options.graph.last_logits) = (precision, true);
+        export(&checkpoint, &out, &options).unwrap();
+        let GraphInspection { not_told, parts, total, .. } = of_graphs(&out);
+        assert!(not_told.is_empty(), "{not_told:?}");
+        (parts, total)
+    });
+    assert_eq!([int8, int4], [floats.clone(), floats]);
+}
+
 /// Nodes that say more of their products store the same.
 #[test]
 fn exports_whose_products_may_be_rounded_count_as_those_that_store_the_same() {

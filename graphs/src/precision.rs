@@ -18,13 +18,13 @@ pub enum Precision {
     Bf16,
     /// As [`Precision::Bf16`], and a kernel may round to bf16 what our operators multiply.
     Bf16Products,
-    /// Matrices of experts, and of the keys and values that they share, are stored in 8-bit integers with a scale for
-    /// each column, see [`crate::quantization`]; everything else is f32.
+    /// Matrices of experts, of the keys and values that they share, and of the head of a language model are stored in
+    /// 8-bit integers with a scale for each column, see [`crate::quantization`]; everything else is f32.
     Int8,
     /// As [`Precision::Int8`], and a kernel may round to int8 what our operators multiply with matrices of integers,
     /// and to bf16 what their attention multiplies.
     Int8Products,
-    /// As [`Precision::Int8`], in 4-bit integers with a scale for each 32 rows of a column.
+    /// As [`Precision::Int8`], in 4-bit integers with a scale for each 32 rows of a column; the head keeps 8 bits.
     Int4,
     /// As [`Precision::Int4`], and a kernel may round as for [`Precision::Int8Products`].
     Int4Products,
@@ -62,7 +62,16 @@ impl Precision {
         Self::ALL.into_iter().find(|precision| precision.as_str() == text)
     }
 
-    /// The integers that matrices which belong to an operator of ours are stored in, if they are.
+    /// The integers that the matrix of a head is stored in, if it is: a token is chosen by what stands there, so that
+    /// it keeps 8 bits beside experts of 4.
+    pub const fn head_integers(self) -> Option<IntegerType> {
+        match self.integers() {
+            Some(_) => Some(IntegerType::Int8),
+            None => None,
+        }
+    }
+
+    /// The integers that matrices which belong to a routed operator of ours are stored in, if they are.
     pub const fn integers(self) -> Option<IntegerType> {
         match self {
             Self::Int8 | Self::Int8Products => Some(IntegerType::Int8),
@@ -71,7 +80,7 @@ impl Precision {
         }
     }
 
-    /// Type of trained matrices, projections, experts and embeddings, but for those that are [`Self::integers`].
+    /// Type of trained matrices, projections, experts and embeddings, but for those that are integers.
     pub const fn weights(self) -> FloatType {
         match self {
             Self::Fp32 | Self::Int8 | Self::Int8Products | Self::Int4 | Self::Int4Products => FloatType::F32,

@@ -146,13 +146,13 @@ pub(super) enum DtypeArgument {
     Bf16,
     /// As bf16, and the library may round what our operators multiply to bfloat16 too, where that is faster
     Bf16Products,
-    /// Matrices of experts, and of the keys and values that they share, stored as 8-bit integers with a scale for each
-    /// column; everything else stays 32-bit
+    /// Matrices of experts, of the keys and values that they share, and of the head stored as 8-bit integers with a
+    /// scale for each column; everything else stays 32-bit
     Int8,
     /// As int8, and the library may round what our operators multiply with these matrices to 8-bit integers with a
     /// scale for each 32 values, and what attention multiplies to bfloat16, where that is faster
     Int8Products,
-    /// As int8, stored as 4-bit integers with a scale for each 32 rows of a column
+    /// As int8, with 4-bit integers and a scale for each 32 rows of a column; the head keeps 8 bits
     Int4,
     /// As int4, and the library may round as for int8-products
     Int4Products,

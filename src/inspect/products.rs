@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use moa_schema::{DOMAIN, LM_HEAD, lm_head};
+
 use crate::onnx::proto::{NodeProto, TensorProto, tensor_proto::DataType};
 
 /// Parts of the names of operators that multiply, or hold nodes that do.
@@ -27,6 +29,7 @@ pub(super) fn operands(node: &NodeProto) -> Option<Operands> {
         ("", "Gemm") | ("com.microsoft", "FusedGemm") => (1, Some(2)),
         ("com.microsoft", "DynamicQuantizeMatMul") => (1, Some(4)),
         ("com.microsoft", "MatMulIntegerToFloat") => (1, Some(6)),
+        (DOMAIN, name) if name == LM_HEAD.name => (lm_head::OUTPUT_WEIGHT, None),
         ("", "QLinearMatMul") => (3, None),
         ("com.microsoft", "QGemm") => (3, Some(6)),
         _ => return None,

@@ -32,14 +32,14 @@ pub(super) struct CutOperator {
     pub top_k: usize,
 }
 
-/// Every MoA operator of `file`, in the order of the graph.
+/// Every routed operator of `file`, in the order of the graph.
 ///
 /// # Errors
 ///
 /// Where there is none, or one of them computes its weights instead of holding them.
 pub(super) fn cut_operators(file: &OnnxFile) -> Result<Vec<CutOperator>, LatencyError> {
     let nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
-    let ours = nodes.filter_map(|node| Some((node, operator_of(node)?)));
+    let ours = nodes.filter_map(|node| Some((node, operator_of(node).filter(|operator| operator.is_routed())?)));
     let cut = ours.map(|(node, operator)| Cut { file, node, operator }.graph()).collect::<Result<Vec<_>, _>>()?;
     if cut.is_empty() {
         return Err(LatencyError::NoOperators { model: file.path().to_path_buf() });

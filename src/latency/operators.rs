@@ -1,7 +1,10 @@
 //! Where the time goes, node by node, folded by the layers that the nodes' names give.
 
+use moa_schema::Operator;
+
 use super::LatencyError;
 use super::result::NodeTime;
+use crate::onnx::read::operator_of;
 
 /// Calls that are recorded, where they are fast.
 const CALLS: usize = 10;
@@ -59,7 +62,7 @@ pub(super) fn record(
 /// Names of the operators that route, which those of the nodes of their bodies begin with.
 fn routed_modules(file: &crate::onnx::OnnxFile) -> Vec<&str> {
     let nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
-    let operators = nodes.filter(|node| crate::onnx::read::operator_of(node).is_some());
+    let operators = nodes.filter(|node| operator_of(node).is_some_and(Operator::is_routed));
     operators.map(|node| node.name.as_str()).filter(|name| !name.is_empty()).collect()
 }
 
@@ -132,7 +135,58 @@ fn layer_of(module: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
     use super::*;
+    use crate::onnx::{
+        proto::{
+            AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
+            tensor_proto::DataType,
+        },
+        read_model,
+    };
+
+    /// `y = LMHead(MoEFeedForward(x, r, i, o), w, s)`, read from a file.
+    fn routed_and_head() -> crate::onnx::OnnxFile {
+        let node = |operator: &str, name: &str, inputs: &[&str], output: &str| NodeProto {
+            domain: moa_schema::DOMAIN.into(),
+            op_type: operator.into(),
+            name: name.into(),
+            input: inputs.iter().map(|input| (*input).to_owned()).collect(),
+            output: vec![output.into()],
+            ..NodeProto::default()
+        };
+        let mut block = node("MoEFeedForward", "layers.0.mlp", &["x", "r", "i", "o"], "h");
+        block.attribute = [("gate_mode", "topk_softmax"), ("activation", "silu")]
+            .map(|(name, text)| AttributeProto::text(name, text))
+            .into();
+        block.attribute.extend(["top_k", "gated"].map(|name| AttributeProto::int(name, 1)));
+        let value = |(name, kind)| ValueInfoProto::tensor(name, kind, None);
+        let floats = ["x", "r", "i", "o", "s"].map(|name| (name, DataType::Float));
+        let graph = GraphProto {
+            node: vec![block, node("LMHead", "lm_head.output", &["h", "w", "s"], "y")],
+            input: floats.into_iter().chain([("w", DataType::Int8)]).map(value).collect(),
+            output: vec![value(("y", DataType::Float))],
+            ..GraphProto::default()
+        };
+        let import = |(domain, version): (&str, i64)| OperatorSetIdProto { domain: domain.into(), version };
+        let opset_import = [("", 18), (moa_schema::DOMAIN, 1)].map(import).into();
+        let model = ModelProto { ir_version: 9, graph: Some(graph), opset_import, ..ModelProto::default() };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        std::fs::write(&path, model.encode_to_vec()).unwrap();
+        read_model(&path).unwrap()
+    }
+
+    #[test]
+    fn a_head_is_not_routed() {
+        let file = routed_and_head();
+        assert_eq!(routed_modules(&file), ["layers.0.mlp"]);
+        let runs = [("layers.0.mlp", "MoEFeedForward", 5), ("lm_head.output", "LMHead", 7)];
+        let folded = fold(runs.into_iter(), &[], &routed_modules(&file));
+        let parts: Vec<_> = folded.iter().map(|node| (node.module.as_str(), node.routed)).collect();
+        assert_eq!(parts, [("layers.0.mlp", true), ("lm_head.output", false)]);
+    }
 
     #[test]
     fn layers_end_at_the_first_number() {

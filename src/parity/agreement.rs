@@ -457,8 +457,7 @@ mod tests {
     /// The scales where matrices are of integers; matrices of floats where both factors may be rounded.
     #[test]
     fn weights_beside_factors_that_a_kernel_may_round_move_by_a_unit_of_bf16() {
-        let operator = moa_schema::OPERATORS.iter().find(|operator| operator.name == "MoEFeedForward").unwrap();
-        let names = |level: i64, is_of_integers: bool| {
+        let names_of = |operator: moa_schema::Operator, level: i64, is_of_integers: bool| {
             let named = operator.inputs.iter().map(|input| input.name.to_owned());
             let given = |name: String| if is_of_integers || !name.ends_with("_scale") { name } else { String::new() };
             let node = NodeProto {
@@ -471,9 +470,12 @@ mod tests {
             let names = beside_rounded_factors(&GraphProto { node: vec![node], ..GraphProto::default() });
             names.into_iter().collect::<Vec<_>>()
         };
+        let names = |level, is_of_integers| names_of(moa_schema::FEED_FORWARD, level, is_of_integers);
         assert!([names(0, true), names(0, false), names(3, true), names(4, false)].iter().all(Vec::is_empty));
         assert_eq!(names(4, true), ["input_scale", "output_scale"]);
         assert_eq!(names(3, false), ["input_weight", "output_weight"]);
+        let of_head = [0, 3, 4].map(|level| names_of(moa_schema::LM_HEAD, level, true));
+        assert_eq!(of_head, [vec![], vec![], vec!["output_scale".to_owned()]]);
         let random = &mut Random::new(3);
         let unit = bf16::EPSILON.to_f32();
         for (is_rounded, share) in [(true, unit), (false, f32::EPSILON)] {

@@ -36,11 +36,6 @@ impl Linear {
         all.iter_mut().for_each(|y| add_scaled(sums, y, 1.0, &self.bias));
         all
     }
-
-    /// `[B, T, in]` to `[B, T, out]`.
-    pub(super) fn run(&self, x: &Sequence) -> Sequence {
-        x.with(self.bias.len(), self.apply(x.sums(), &x.rows()))
-    }
 }
 
 /// Layer normalisation, Ba et al. 2016, over the last axis.

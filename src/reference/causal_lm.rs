@@ -50,10 +50,10 @@ impl CausalLayer {
 
 impl CausalLm {
     pub(super) fn new(model: &model::CausalLm, stored: Stored) -> Result<Self, WeightError> {
-        let [vocabulary, width] = [model.output.shape()[0], model.output.shape()[1]];
+        let width = model.output.shape()[1];
         Ok(Self {
             tokens: Matrices::read(stored, &model.tokens, 0, [1, model.tokens.shape()[0], width], Outputs::Columns)?,
-            output: Matrices::read(stored, &model.output, 0, [1, vocabulary, width], Outputs::Rows)?,
+            output: Matrices::of_head(stored, &model.output)?,
             width,
             max_positions: model.max_positions(),
             layers: model.layers.iter().map(|layer| CausalLayer::new(layer, stored)).collect::<Result<_, _>>()?,
@@ -90,7 +90,7 @@ impl CausalLm {
             x = x.plus(&added);
             insert_key_values(&mut outputs, &format!("present.{index}"), present)?;
         }
-        let logits = self.output.map(&self.norm.run(&x));
+        let logits = self.output.map_head(&self.norm.run(&x));
         outputs.insert("logits".into(), logits.into_tensor()?);
         Ok(outputs)
     }

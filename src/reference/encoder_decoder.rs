@@ -7,7 +7,7 @@ use super::{
     attention::{Attention, KeyValues},
     blocks::{Embedding, FeedForward, LayerNorm, residual},
     inputs::{Dim, Inputs, TokenIds},
-    matrix::{Matrices, Outputs},
+    matrix::Matrices,
     router::Tape,
     sequence::{Mask, Sequence},
     stored::Stored,
@@ -138,12 +138,11 @@ impl EncoderDecoder {
 
 impl Decoder {
     fn new(model: &model::Decoder, stored: Stored) -> Result<Self, WeightError> {
-        let [vocabulary, width] = [model.output.shape()[0], model.output.shape()[1]];
         Ok(Self {
             embedding: Embedding::new(&model.embedding, stored)?,
             layers: model.layers.iter().map(|layer| DecoderLayer::new(layer, stored)).collect::<Result<_, _>>()?,
             norm: LayerNorm::optional(model.norm.as_ref())?,
-            output: Matrices::read(stored, &model.output, 0, [1, vocabulary, width], Outputs::Rows)?,
+            output: Matrices::of_head(stored, &model.output)?,
         })
     }
 
@@ -167,7 +166,7 @@ impl Decoder {
         if let Some(norm) = &self.norm {
             x = norm.run(&x);
         }
-        let logits = self.output.map(&x);
+        let logits = self.output.map_head(&x);
         outputs.insert("logits".into(), logits.into_tensor()?);
         Ok(outputs)
     }

@@ -8,7 +8,8 @@ use super::{
     blocks::{LayerNorm, Linear},
     encoder_decoder::Encoder,
     inputs::{Dim, Inputs},
-    math::activate,
+    math::{activate, add_scaled},
+    matrix::Matrices,
     router::Tape,
     stored::Stored,
 };
@@ -21,7 +22,10 @@ pub(super) struct MaskedLm {
     dense: Linear,
     activation: Activation,
     norm: LayerNorm,
-    output: Linear,
+    /// `[C, V]`.
+    output: Matrices,
+    /// `[V]`.
+    bias: Vec<f64>,
 }
 
 impl MaskedLm {
@@ -32,7 +36,8 @@ impl MaskedLm {
             dense: Linear::new(&head.dense, stored)?,
             activation: head.activation,
             norm: LayerNorm::new(&head.norm)?,
-            output: Linear::new(&model::Linear { weight: head.weight.clone(), bias: head.bias.clone() }, stored)?,
+            output: Matrices::of_head(stored, &head.weight)?,
+            bias: stored.bias(&head.bias)?,
         })
     }
 
@@ -44,6 +49,12 @@ impl MaskedLm {
         let mut dense = self.dense.apply(x.sums(), &x.rows());
         dense.iter_mut().flatten().for_each(|h| *h = activate(self.activation, *h));
         let x = x.with(x.width, dense.iter().map(|row| self.norm.apply(x.sums(), row)).collect());
-        Ok(NamedTensors::from([("logits".into(), self.output.run(&x).into_tensor()?)]))
+        let product = self.output.map_head(&x);
+        let logits = product.map(product.width, |row| {
+            let mut logits = row.to_vec();
+            add_scaled(x.sums(), &mut logits, 1.0, &self.bias);
+            logits
+        });
+        Ok(NamedTensors::from([("logits".into(), logits.into_tensor()?)]))
     }
 }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use moa_graphs::{Weight, WeightError};
+use moa_schema::IntegerType;
 
 use super::{
     math::{Sums, transpose},
@@ -160,7 +161,7 @@ impl Matrices {
         Ok(Self::new(Kept::Floats(values), shape, outputs))
     }
 
-    /// The same for matrices of an operator of ours, which some exports store as integers.
+    /// The same for matrices of a routed operator of ours, which some exports store as integers.
     ///
     /// # Errors
     ///
@@ -172,7 +173,27 @@ impl Matrices {
         shape: [usize; 3],
         outputs: Outputs,
     ) -> Result<Self, WeightError> {
-        let Some(kind) = stored.integers() else {
+        Self::of_integers(stored.integers(), (stored, weight), first, shape, outputs)
+    }
+
+    /// The matrix `[C, V]` of a head, which `weight [V, C]` holds and some exports store as integers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`].
+    pub(super) fn of_head(stored: Stored, weight: &Weight) -> Result<Self, WeightError> {
+        let shape = [1, weight.shape()[0], weight.shape()[1]];
+        Self::of_integers(stored.head_integers(), (stored, weight), 0, shape, Outputs::Rows)
+    }
+
+    fn of_integers(
+        kind: Option<IntegerType>,
+        (stored, weight): (Stored, &Weight),
+        first: usize,
+        shape: [usize; 3],
+        outputs: Outputs,
+    ) -> Result<Self, WeightError> {
+        let Some(kind) = kind else {
             return Self::read(stored, weight, first, shape, outputs);
         };
         let read = |part: &Part| weight.part_to_f64(first + part.start..first + part.end);
@@ -200,6 +221,14 @@ impl Matrices {
     /// `x · matrix` for every vector of `x`, `[B, T, I]`, and the first matrix.
     pub(super) fn map(&self, x: &Sequence) -> Sequence {
         x.with(self.outputs, self.product(x.sums(), 0, &x.rows()))
+    }
+
+    /// [`Self::map`] as an export multiplies by the matrix of a head: one of integers belongs to an operator of ours.
+    pub(super) fn map_head(&self, x: &Sequence) -> Sequence {
+        match self.values {
+            Kept::Floats(_) => self.map(x),
+            Kept::Scaled(_) => self.map_factors(x),
+        }
     }
 
     /// [`Self::map`] as an operator of ours multiplies.

@@ -13,18 +13,30 @@ use moa_schema::IntegerType;
 pub(super) struct Stored {
     matrices: FloatType,
     biases: FloatType,
-    /// What matrices of our operators are integers of, if they are; see [`super::scaled`].
+    /// What matrices of our routed operators are integers of, if they are; see [`super::scaled`].
     integers: Option<IntegerType>,
+    /// The same of the matrix of a head.
+    head: Option<IntegerType>,
 }
 
 impl Stored {
     pub(super) const fn new(precision: Precision) -> Self {
-        Self { matrices: precision.weights(), biases: precision.activations(), integers: precision.integers() }
+        Self {
+            matrices: precision.weights(),
+            biases: precision.activations(),
+            integers: precision.integers(),
+            head: precision.head_integers(),
+        }
     }
 
-    /// The type of the integers that matrices of our operators are, if they are.
+    /// The type of the integers that matrices of our routed operators are, if they are.
     pub(super) const fn integers(self) -> Option<IntegerType> {
         self.integers
+    }
+
+    /// The same of the matrix of a head.
+    pub(super) const fn head_integers(self) -> Option<IntegerType> {
+        self.head
     }
 
     /// A matrix: a projection, experts or an embedding.

@@ -165,6 +165,7 @@ fn integers_and_rounded_products_agree_with_their_bodies() {
         let scene = Scene::with_fixture("jetmoe/bf16");
         scene.accepts(&format!("ck -o out --dtype {dtype}"));
         scene.accepts(&format!("bench out {QUICK}"));
+        scene.accepts(&format!("bench out {QUICK} --routing single"));
     }
 }
 

@@ -3,7 +3,7 @@
 use moa_export::onnx::proto::{AttributeProto, ModelProto, NodeProto, tensor_proto::DataType};
 use moa_export::onnx::read::ErrorKind::{self, Malformed, Unsupported};
 
-use crate::support_onnx::{feed_forward_model, function, import, int, node, node_of, text, value};
+use crate::support_onnx::{feed_forward_model, function, graph, import, int, model, node, node_of, text, value};
 use crate::{graph_of, read};
 
 fn node_in(model: &mut ModelProto) -> &mut NodeProto {
@@ -144,6 +144,35 @@ fn matrices_of_integers_and_their_scales_go_together() {
         let error = read(&of_types(kinds, scales)).expect_err(text);
         assert!(error.to_string().contains(text), "{text}: {error}");
         assert_eq!((error.kind(), error.help().is_some()), (Malformed, true), "{error}");
+    }
+}
+
+/// `y = LMHead(x, w, s)`, with a matrix and scales of the types `kinds`, or without the scales.
+fn head_model(kinds: [DataType; 2], has_scales: bool) -> ModelProto {
+    let inputs = [("x", DataType::Float, &["b", "t", "2"][..]), ("w", kinds[0], &["2", "3"]), ("s", kinds[1], &["3"])];
+    let [x, w, s] = inputs.map(|(name, kind, dims)| value(name, kind, dims));
+    let names = if has_scales { &["x", "w", "s"][..] } else { &["x", "w"] };
+    let head = node_of("ai.moa", "LMHead", names, &["y"]);
+    let mut model = model(graph(vec![head], vec![x, w, s], vec![value("y", DataType::Float, &[])], Vec::new()));
+    model.opset_import.push(import("ai.moa", 1));
+    model
+}
+
+#[test]
+fn a_head_has_a_matrix_of_integers_and_its_scales() {
+    let (int8, float) = (DataType::Int8, DataType::Float);
+    read(&head_model([int8, float], true)).unwrap();
+    read(&head_model([DataType::Int4, DataType::Bfloat16], true)).unwrap();
+    for (kinds, has_scales, text) in [
+        ([int8, float], false, "the input `output_scale` is missing"),
+        ([float; 2], true, "the input `output_scale` is for weights in integers, and `output_weight` is float32"),
+        ([float; 2], false, "the input `output_scale` is missing"),
+        ([int8, DataType::Bfloat16], true, "`output_scale` is bfloat16, and scales of int8 weights are float32"),
+    ] {
+        let error = read(&head_model(kinds, has_scales)).expect_err(text);
+        let message = error.to_string();
+        assert!(message.contains("node 0 `LMHead_y` (`LMHead`") && message.contains(text), "{text}: {message}");
+        assert_eq!((error.kind(), error.help().is_some()), (Malformed, true), "{message}");
     }
 }
 

@@ -22,6 +22,8 @@
 //! Many tokens are cut into blocks by `many_tokens`, as evenly as the threads of the call can share them, which takes
 //! each through 2 to 4. These three, and attention on AMX tiles, serve softmax alone.
 //!
+//! `lm_head` is one product, of some columns a task.
+//!
 //! Without a projection of keys and values the hidden states are copied where these go.
 //!
 //! `simd` holds the microkernels, `rows` gathers rows into blocks for them, `packed` the panels that they read.
@@ -101,6 +103,7 @@ mod huge_pages;
 mod kernel_scratch;
 mod key_panels;
 mod kv_cache;
+mod lm_head;
 mod many_tokens;
 #[cfg(feature = "measure")]
 pub mod measure;
@@ -129,6 +132,7 @@ pub use buffer::OutOfMemory;
 pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_attention};
 pub use error::KernelError;
 pub use feed_forward::{FeedForwardInputs, FeedForwardOutputs, feed_forward};
+pub use lm_head::{LmHeadInputs, lm_head};
 pub use pool::{Sequential, ThreadPool};
 pub use prepared::{Prepared, ScratchPool, Weight};
 pub use scalar::{Scalar, Stored};

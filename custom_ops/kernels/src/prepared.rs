@@ -26,7 +26,7 @@ pub enum Weight {
     KeyValue,
     /// `input_weight [E, C, F]`, or `[E, C, 2 * F]` where gated.
     Input,
-    /// `output_weight [E, G * D, C]` or `[E, F, C]`.
+    /// `output_weight [E, G * D, C]` or `[E, F, C]`, or `[C, V]` of a head.
     Output,
 }
 
@@ -174,7 +174,8 @@ impl Prepared {
     /// sessions that are still in use are shared.
     ///
     /// `blocks` is `G` for [`Weight::Query`], `2 * G` for [`Weight::KeyValue`], 2 for a gated [`Weight::Input`] and 1
-    /// for the others; `matrices` is `E`, and 1 for [`Weight::Router`] and [`Weight::KeyValue`].
+    /// for the others; `matrices` is `E`, and 1 for [`Weight::Router`], [`Weight::KeyValue`] and the output of a
+    /// head.
     ///
     /// f32 whose every value is a bf16 is packed as such, with the same results from half of the memory; so is f32
     /// whose every value is an f16, except where products may go to AMX tiles, since small ones have other bits there.

@@ -3,9 +3,15 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::fmt::Debug;
 
-use moa_kernels::{Prepared, Scalar, SelfAttentionInputs, SelfAttentionOutputs, Sequential, Weight};
-use moa_schema::{AttentionMode, GateMode, SelfAttentionAttributes, SelfAttentionDims};
+use half::bf16;
+use moa_kernels::{
+    Int4, LmHeadInputs, Prepared, Scalar, SelfAttentionInputs, SelfAttentionOutputs, Sequential, Weight, WeightData,
+};
+use moa_schema::{
+    AccuracyLevel, AttentionMode, BLOCK, GateMode, LmHeadDims, SelfAttentionAttributes, SelfAttentionDims,
+};
 
 struct Counting;
 
@@ -52,6 +58,16 @@ const SHAPES: [[usize; 7]; 7] = [
 /// Width of what the router reads.
 const READ: usize = 1024;
 
+fn ramp(len: usize) -> Vec<f32> {
+    (0..len).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01).collect()
+}
+
+fn stored<T: Scalar>(values: Vec<f32>) -> Vec<T> {
+    let mut stored = vec![T::default(); values.len()];
+    T::round(&values, &mut stored);
+    stored
+}
+
 fn allocate_nothing<T: Scalar>() {
     for mode in AttentionMode::ALL {
         allocate_nothing_in::<T>(mode);
@@ -70,12 +86,6 @@ fn allocate_nothing_in<T: Scalar>(attention_mode: AttentionMode) {
             gate_mode: GateMode::SoftmaxTopk,
             skip_padded_queries: true,
             attention_mode,
-        };
-        let ramp = |len: usize| (0..len).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01).collect::<Vec<f32>>();
-        let stored = |values: Vec<f32>| {
-            let mut stored = vec![T::default(); values.len()];
-            T::round(&values, &mut stored);
-            stored
         };
         let (hidden_states, mask) = (stored(ramp(batch * tokens * width)), vec![1; batch * (past + tokens)]);
         let read = ramp(batch * tokens * READ);
@@ -113,9 +123,47 @@ fn allocate_nothing_in<T: Scalar>(attention_mode: AttentionMode) {
             };
             prepared.self_attention(&dims, &attributes, &inputs, &mut outputs, &Sequential).unwrap();
         };
-        call();
-        let before = ALLOCATIONS.get();
-        (0..5).for_each(|_| call());
-        assert_eq!(ALLOCATIONS.get(), before, "{dims:?}");
+        assert_allocates_nothing(&mut call, &dims);
+    }
+}
+
+/// Where it has been called before.
+fn assert_allocates_nothing(call: &mut dyn FnMut(), dims: &dyn Debug) {
+    call();
+    let before = ALLOCATIONS.get();
+    (0..5).for_each(|_| call());
+    assert_eq!(ALLOCATIONS.get(), before, "{dims:?}");
+}
+
+#[test]
+fn repeated_heads_allocate_nothing() {
+    heads_allocate_nothing::<f32>();
+    heads_allocate_nothing::<half::f16>();
+}
+
+/// One token, several tiles of rows and of columns, and rows that are moved apart; packed before or by each call.
+fn heads_allocate_nothing<T: Scalar>() {
+    for [batch, tokens, width, vocabulary] in [[1, 1, 64, 300], [2, 70, 45, 300], [1, 33, 1024, 33]] {
+        let dims = LmHeadDims { batch, tokens, width, vocabulary };
+        let (hidden_states, values) = (stored::<T>(ramp(batch * tokens * width)), ramp(width * vocabulary));
+        let integers: Vec<i8> = values.iter().map(|value| (value * 100.0) as i8).collect();
+        let nibbles: Vec<u8> = (0..integers.len().div_ceil(2)).map(|i| (i % 251) as u8).collect();
+        let (scales, blocks) = (ramp(vocabulary), vec![bf16::ONE; width.div_ceil(BLOCK) * vocabulary]);
+        for weights in [
+            WeightData::F32(&values),
+            WeightData::I8 { values: &integers, scales: &scales },
+            WeightData::I4(Int4 { values: &nibbles, scales: &blocks }),
+        ] {
+            let given = LmHeadInputs { hidden_states: &hidden_states, output_weight: weights };
+            let mut logits = vec![T::default(); batch * tokens * vocabulary];
+            for (level, is_packed) in AccuracyLevel::ALL.into_iter().flat_map(|level| [(level, true), (level, false)]) {
+                let mut prepared = Prepared::default().with_accuracy(level);
+                if is_packed {
+                    prepared.pack(Weight::Output, [1, width, vocabulary], 1, weights).unwrap();
+                }
+                let mut call = || prepared.lm_head(&dims, &given, &mut logits, &Sequential).unwrap();
+                assert_allocates_nothing(&mut call, &dims);
+            }
+        }
     }
 }

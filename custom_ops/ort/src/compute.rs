@@ -1,13 +1,13 @@
 //! From the tensors of one call to a kernel.
 
 use moa_kernels::{
-    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, KernelError, Prepared,
-    SelfAttentionInputs, SelfAttentionOutputs, ThreadPool,
+    CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, KernelError, LmHeadInputs,
+    Prepared, SelfAttentionInputs, SelfAttentionOutputs, ThreadPool,
 };
 use moa_schema::{
-    Attributes, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims,
+    Attributes, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, LmHeadDims,
     SelfAttentionAttributes, SelfAttentionDims, ShapeError, cross_attention as cross, feed_forward as ffn,
-    self_attention as own,
+    lm_head as head, self_attention as own,
 };
 
 use crate::failure::{Failure, catch};
@@ -31,6 +31,7 @@ pub(crate) fn run<T: Activation>(attributes: &Attributes, prepared: &Prepared, c
         Attributes::SelfAttention(attributes) => self_attention::<T>(attributes, prepared, call),
         Attributes::CrossAttention(attributes) => cross_attention::<T>(attributes, prepared, call),
         Attributes::FeedForward(attributes) => feed_forward::<T>(attributes, prepared, call),
+        Attributes::LmHead => lm_head::<T>(prepared, call),
     }
 }
 
@@ -132,4 +133,15 @@ fn feed_forward<T: Activation>(
     pool.finish(catch(|| {
         Ok(prepared.feed_forward(&dims, attributes, &given, &mut wanted, &pool as &dyn ThreadPool)?)
     }))
+}
+
+fn lm_head<T: Activation>(prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
+    let dims = LmHeadDims::new(&call.shapes())?;
+    let (inputs, mut outputs, pool) = call.allocate(&[&[dims.batch, dims.tokens, dims.vocabulary]], &[])?;
+    let given = LmHeadInputs {
+        hidden_states: inputs.activations::<T>(head::HIDDEN_STATES)?,
+        output_weight: inputs.weights(head::OUTPUT_WEIGHT, head::OUTPUT_SCALE)?,
+    };
+    let logits = outputs.required::<T>(head::LOGITS)?;
+    pool.finish(catch(|| Ok(prepared.lm_head(&dims, &given, logits, &pool as &dyn ThreadPool)?)))
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use moa_cuda::{Element, Options};
 use moa_cuda_driver::{BoundPlan, Buffers, Caches, Context, Driver, Error, KernelSet, Node, Stream, find_archive};
-use moa_schema::Attributes;
+use moa_schema::{Attributes, LM_HEAD};
 
 use crate::failure::{Failure, Fault};
 use crate::ffi::{DeviceCall, DeviceMemory};
@@ -26,12 +26,13 @@ impl From<Error> for Failure {
 }
 
 /// The node for the driver; caches may be shared.
-const fn node_of(attributes: &Attributes) -> Node {
-    match *attributes {
+fn node_of(attributes: &Attributes) -> Result<Node, Failure> {
+    Ok(match *attributes {
         Attributes::SelfAttention(attributes) => Node::SelfAttention(attributes, Caches::Shared),
         Attributes::CrossAttention(attributes) => Node::CrossAttention(attributes),
         Attributes::FeedForward(attributes) => Node::FeedForward(attributes),
-    }
+        Attributes::LmHead => return Err(Failure::runtime(format!("{} has no CUDA kernel", LM_HEAD.name))),
+    })
 }
 
 /// Whose kernels.
@@ -90,20 +91,21 @@ pub(crate) struct GpuKernel {
 impl GpuKernel {
     /// Loads the kernels, if the thread has a context already: the runtime gives it one when it makes a session.
     pub(crate) fn new(attributes: &Attributes, element: Element) -> Result<Self, Failure> {
+        let node = node_of(attributes)?;
         let mut state = State::default();
         if let Some(context) = Driver::system()?.current_context().map_err(Error::from)? {
             let kernels = kernels_at(Place::Context(context))?;
             kernels.load(element)?;
             state.kernels = Some(kernels);
         }
-        Ok(Self { node: node_of(attributes), element, state: Mutex::new(state) })
+        Ok(Self { node, element, state: Mutex::new(state) })
     }
 
     /// As [`Self::new`], with kernels that are given.
     #[cfg(test)]
     pub(crate) fn with_kernels(attributes: &Attributes, element: Element, kernels: Arc<KernelSet>) -> Self {
         let state = State { kernels: Some(kernels), ..State::default() };
-        Self { node: node_of(attributes), element, state: Mutex::new(state) }
+        Self { node: node_of(attributes).unwrap(), element, state: Mutex::new(state) }
     }
 
     /// Shapes of the first input of every plan that is kept, the longest unused first.

@@ -1,7 +1,7 @@
 //! Weights that never change, packed when the kernel of a node is created.
 
 use moa_kernels::{Prepared, ScratchPool, Weight};
-use moa_schema::{Attributes, cross_attention as cross, feed_forward as ffn, self_attention as own};
+use moa_schema::{Attributes, cross_attention as cross, feed_forward as ffn, lm_head as head, self_attention as own};
 
 use crate::ffi::{Elements, Shape};
 
@@ -31,6 +31,7 @@ pub(crate) fn prepare<'a>(attributes: &Attributes, constant: &dyn Fn(usize) -> O
             (Weight::Input, ffn::INPUT_WEIGHT, Some(ffn::INPUT_SCALE), if attributes.gated { 2 } else { 1 }),
             (Weight::Output, ffn::OUTPUT_WEIGHT, Some(ffn::OUTPUT_SCALE), 1),
         ],
+        Attributes::LmHead => vec![(Weight::Output, head::OUTPUT_WEIGHT, Some(head::OUTPUT_SCALE), 1)],
     };
     for (weight, index, scale, blocks) in weights {
         let Some(Constant { shape, elements }) = constant(index) else { continue };

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     ACCURACY_LEVEL, AccuracyLevel, Activation, AttentionMode, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes,
-    FEED_FORWARD, FeedForwardAttributes, GateMode, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION,
+    FEED_FORWARD, FeedForwardAttributes, GateMode, LM_HEAD, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION,
     SelfAttentionAttributes,
 };
 
@@ -57,6 +57,8 @@ pub enum Attributes {
     CrossAttention(CrossAttentionAttributes),
     /// Those of [`FEED_FORWARD`].
     FeedForward(FeedForwardAttributes),
+    /// Those of [`LM_HEAD`], which has none.
+    LmHead,
 }
 
 impl Attributes {
@@ -66,6 +68,7 @@ impl Attributes {
             Self::SelfAttention(_) => &SELF_ATTENTION,
             Self::CrossAttention(_) => &CROSS_ATTENTION,
             Self::FeedForward(_) => &FEED_FORWARD,
+            Self::LmHead => &LM_HEAD,
         }
     }
 
@@ -99,6 +102,7 @@ impl Attributes {
                 activation: reader.activation()?,
                 gated: reader.flag("gated")?,
             })),
+            name if name == LM_HEAD.name => Ok(Self::LmHead),
             name => Err(AttributeError(format!("{name} is no operator of {}", crate::DOMAIN))),
         }
     }

@@ -20,8 +20,12 @@
 //! | `D` | head width |
 //! | `F` | hidden width of one feed-forward expert |
 //! | `R` | width of what the router reads; `C` but where that is given |
+//! | `V` | vocabulary |
 //!
-//! # Semantics shared by the three operators
+//! `LMHead` is `hidden_states · output_weight` with a matrix of integers, and nothing else: what is said of routers and
+//! attention is about the other three.
+//!
+//! # Semantics shared by the operators
 //!
 //! * Activations are f32 or f16, weights f32, f16, bf16, int8 or int4, each one type per node ([`NodeTypes`]); the
 //!   router's weights, the rotary tables and `topk_weights` are f32.
@@ -59,15 +63,17 @@ mod operator;
 mod panic;
 mod routing;
 mod shape;
+mod types;
 
 pub use attributes::{AttributeError, AttributeSource, Attributes, accuracy_level, other_version};
 pub use operator::{
-    Attribute, AttributeKind, BLOCK, CROSS_ATTENTION, ElementType, FEED_FORWARD, FloatType, IntegerType, MatrixType,
-    NodeTypes, OPERATORS, Operator, Parameter, SELF_ATTENTION, cross_attention, feed_forward, self_attention,
+    Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, LM_HEAD, OPERATORS, Operator, Parameter,
+    SELF_ATTENTION, cross_attention, feed_forward, lm_head, self_attention,
 };
 pub use panic::panic_text;
 pub use routing::RoutingPart;
-pub use shape::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims, ShapeError, refuse_integers};
+pub use shape::{CrossAttentionDims, FeedForwardDims, LmHeadDims, SelfAttentionDims, ShapeError, refuse_integers};
+pub use types::{BLOCK, FloatType, IntegerType, MatrixType, NodeTypes};
 
 /// ONNX domain of the operators.
 pub const DOMAIN: &str = "ai.moa";

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::RoutingPart;
+use crate::{MatrixType, NodeTypes, RoutingPart};
 
 /// One operator of the domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct Operator {
     pub outputs: &'static [Parameter],
     /// Attributes, in the order in which they are written.
     pub attributes: &'static [Attribute],
+    /// Whether its matrices are of integers alone: floats have operators of ONNX.
+    pub of_integers_alone: bool,
 }
 
 impl Operator {
@@ -23,6 +25,17 @@ impl Operator {
     pub fn of_floats(&self) -> Self {
         let scales = self.inputs.iter().position(|input| input.element == ElementType::Scale);
         Self { inputs: &self.inputs[..scales.unwrap_or(self.inputs.len())], ..*self }
+    }
+
+    /// What its nodes may hold.
+    pub fn types(&self) -> impl Iterator<Item = NodeTypes> + use<> {
+        let all = !self.of_integers_alone;
+        NodeTypes::ALL.into_iter().filter(move |types| all || matches!(types.weights, MatrixType::Integer(_)))
+    }
+
+    /// Whether its tokens are routed; the routing of each is then what it returns last.
+    pub fn is_routed(&self) -> bool {
+        self.outputs.iter().any(|output| RoutingPart::of_output(output.name).is_some())
     }
 
     /// Its matrices: positions of the inputs that hold a matrix, and its scales where that is of integers.
@@ -59,149 +72,13 @@ pub enum ElementType {
     Weight,
     /// f32 whatever the activation type is.
     Float32,
-    /// Factors of a matrix of integers, in the type [`IntegerType::scales`]; absent beside matrices of floats.
+    /// Factors of a matrix of integers, in the type [`IntegerType::scales`](crate::IntegerType::scales); absent beside
+    /// matrices of floats.
     Scale,
     /// 32-bit integer.
     Int32,
     /// 64-bit integer.
     Int64,
-}
-
-/// Types of floats that operators take and graphs store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum FloatType {
-    /// 32-bit float.
-    #[default]
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of a 32-bit float.
-    Bf16,
-}
-
-impl FloatType {
-    /// Width of one element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-}
-
-impl fmt::Display for FloatType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::Bf16 => "bfloat16",
-        })
-    }
-}
-
-/// Types of integers that matrices are stored in; each is a weight once it is multiplied with its scale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum IntegerType {
-    /// 8 bits, with one scale for each column.
-    Int8,
-    /// 4 bits, two integers in a byte, the earlier one in its lower half; with one scale for each [`BLOCK`] rows of a
-    /// column, or fewer at its end.
-    Int4,
-}
-
-/// Rows of a column that share a scale in [`IntegerType::Int4`].
-pub const BLOCK: usize = 32;
-
-impl IntegerType {
-    /// Every type, in the order of the documentation.
-    pub const ALL: [Self; 2] = [Self::Int8, Self::Int4];
-
-    /// Type of the scales.
-    pub const fn scales(self) -> FloatType {
-        match self {
-            Self::Int8 => FloatType::F32,
-            Self::Int4 => FloatType::Bf16,
-        }
-    }
-
-    /// Dimensions of the scales of matrices `shape`, `[.., inner, columns]`: `[.., columns]`, or
-    /// `[.., ceil(inner / BLOCK), columns]` in [`IntegerType::Int4`].
-    pub fn scale_shape(self, shape: &[usize]) -> Vec<usize> {
-        let mut shape = shape.to_vec();
-        if let Some(inner) = shape.len().checked_sub(2) {
-            match self {
-                Self::Int8 => drop(shape.remove(inner)),
-                Self::Int4 => shape[inner] = shape[inner].div_ceil(BLOCK),
-            }
-        }
-        shape
-    }
-
-    /// Whether `scales` is the [`IntegerType::scale_shape`] of `matrix`; allocates nothing.
-    pub fn fits(self, scales: &[usize], matrix: &[usize]) -> bool {
-        let [matrices @ .., inner, columns] = matrix else { return scales == matrix };
-        match (self, scales) {
-            (Self::Int8, [of_matrices @ .., of_columns]) => of_matrices == matrices && of_columns == columns,
-            (Self::Int4, [of_matrices @ .., blocks, of_columns]) => {
-                of_matrices == matrices && *blocks == inner.div_ceil(BLOCK) && of_columns == columns
-            }
-            _ => false,
-        }
-    }
-}
-
-impl fmt::Display for IntegerType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
-        })
-    }
-}
-
-/// What a trained matrix of a node is stored in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MatrixType {
-    /// Floats, which are the weights.
-    Float(FloatType),
-    /// Integers with scales.
-    Integer(IntegerType),
-}
-
-/// What the parameters [`ElementType::Activation`] and [`ElementType::Weight`] of one node hold.
-///
-/// Whatever the types are, the CPU kernels add in f32. A float counts as the f32 of the same value, and so does an
-/// int4 times its scale, which an f32 holds; the scale of int8 is multiplied with the sum of its column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NodeTypes {
-    /// f32 or f16.
-    pub activations: FloatType,
-    /// Any.
-    pub weights: MatrixType,
-}
-
-impl NodeTypes {
-    /// Every choice that the operators take.
-    pub const ALL: [Self; 8] = [
-        Self::floats(FloatType::F32, FloatType::F32),
-        Self::floats(FloatType::F32, FloatType::Bf16),
-        Self::floats(FloatType::F32, FloatType::F16),
-        Self::floats(FloatType::F16, FloatType::F16),
-        Self::floats(FloatType::F16, FloatType::Bf16),
-        Self::floats(FloatType::F16, FloatType::F32),
-        Self::integers(IntegerType::Int8),
-        Self::integers(IntegerType::Int4),
-    ];
-
-    /// A node whose matrices are floats.
-    pub const fn floats(activations: FloatType, weights: FloatType) -> Self {
-        Self { activations, weights: MatrixType::Float(weights) }
-    }
-
-    /// A node whose matrices are integers: its activations are f32.
-    pub const fn integers(weights: IntegerType) -> Self {
-        Self { activations: FloatType::F32, weights: MatrixType::Integer(weights) }
-    }
 }
 
 /// One attribute.
@@ -316,6 +193,7 @@ pub const SELF_ATTENTION: Operator = Operator {
         SKIP_PADDED_QUERIES,
         attribute("attention_mode", AttributeKind::String),
     ],
+    of_integers_alone: false,
 };
 
 /// Cross-attention layer over keys and values that were projected once per source.
@@ -336,6 +214,7 @@ pub const CROSS_ATTENTION: Operator = Operator {
     ],
     outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[TOP_K, KV_NUM_HEADS, SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
+    of_integers_alone: false,
 };
 
 /// Routed feed-forward layer; every token is routed, padding too.
@@ -358,10 +237,24 @@ pub const FEED_FORWARD: Operator = Operator {
         attribute("activation", AttributeKind::String),
         attribute("gated", AttributeKind::Int),
     ],
+    of_integers_alone: false,
+};
+
+/// The last product of a language model, with a matrix of integers.
+pub const LM_HEAD: Operator = Operator {
+    name: "LMHead",
+    inputs: &[
+        required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
+        required("output_weight", ElementType::Weight, &["C", "V"]),
+        required("output_scale", ElementType::Scale, &["V"]).noted("of int8; [ceil(C / 32), V] of int4"),
+    ],
+    outputs: &[required("logits", ElementType::Activation, &["B", "T", "V"])],
+    attributes: &[],
+    of_integers_alone: true,
 };
 
 /// Every operator of the domain.
-pub const OPERATORS: [Operator; 3] = [SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD];
+pub const OPERATORS: [Operator; 4] = [SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD, LM_HEAD];
 
 /// Positions of the parameters of [`SELF_ATTENTION`].
 #[allow(missing_docs)]
@@ -430,9 +323,20 @@ pub mod feed_forward {
     pub const TOPK_WEIGHTS: usize = 2;
 }
 
+/// Positions of the parameters of [`LM_HEAD`].
+#[allow(missing_docs)]
+pub mod lm_head {
+    pub const HIDDEN_STATES: usize = 0;
+    pub const OUTPUT_WEIGHT: usize = 1;
+    pub const OUTPUT_SCALE: usize = 2;
+
+    pub const LOGITS: usize = 0;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::IntegerType;
 
     #[test]
     fn positions_name_the_parameters() {
@@ -445,6 +349,7 @@ mod tests {
         assert_eq!(CROSS_ATTENTION.inputs[cross_attention::OUTPUT_SCALE].name, "output_scale");
         assert_eq!(FEED_FORWARD.inputs[feed_forward::OUTPUT_WEIGHT].name, "output_weight");
         assert_eq!(FEED_FORWARD.inputs[feed_forward::OUTPUT_SCALE].name, "output_scale");
+        assert_eq!(LM_HEAD.inputs[lm_head::OUTPUT_SCALE].name, "output_scale");
     }
 
     #[test]
@@ -464,18 +369,12 @@ mod tests {
     }
 
     #[test]
-    fn scales_belong_to_columns_or_to_blocks_of_them() {
-        assert_eq!(IntegerType::Int8.scale_shape(&[3, 70, 5]), [3, 5]);
-        assert_eq!(IntegerType::Int4.scale_shape(&[3, 70, 5]), [3, 3, 5]);
-        assert_eq!(IntegerType::Int4.scale_shape(&[64, 5]), [2, 5]);
-        assert_eq!(IntegerType::ALL.map(|integers| integers.scale_shape(&[5])), [[5], [5]]);
-        let shapes: [&[usize]; 7] = [&[3, 70, 5], &[3, 5], &[3, 3, 5], &[3, 70], &[64, 5], &[5], &[]];
-        for (integers, matrix) in IntegerType::ALL.into_iter().flat_map(|integers| shapes.map(|m| (integers, m))) {
-            let expected = integers.scale_shape(matrix);
-            assert!(integers.fits(&expected, matrix), "{integers} {matrix:?}");
-            for other in shapes.into_iter().filter(|other| **other != expected) {
-                assert!(!integers.fits(other, matrix), "{integers} {matrix:?} {other:?}");
-            }
+    fn operators_of_integers_alone_take_no_floats() {
+        for operator in OPERATORS {
+            let floats = operator.types().any(|types| matches!(types.weights, MatrixType::Float(_)));
+            assert_eq!(floats, !operator.of_integers_alone, "{}", operator.name);
+            let integers = IntegerType::ALL.map(NodeTypes::integers);
+            assert!(integers.into_iter().all(|types| operator.types().any(|known| known == types)));
         }
     }
 

@@ -72,7 +72,8 @@ mod tests {
     fn every_operator_returns_its_routing_last() {
         for operator in crate::OPERATORS {
             let parts = operator.outputs.iter().rev().take(2).map(|output| RoutingPart::of_output(output.name));
-            assert!(parts.eq([Some(RoutingPart::Weights), Some(RoutingPart::Indices)]), "{}", operator.name);
+            let routed = parts.eq([Some(RoutingPart::Weights), Some(RoutingPart::Indices)]);
+            assert_eq!(routed, operator.is_routed(), "{}", operator.name);
         }
         assert_eq!(RoutingPart::of_output("output"), None);
     }

@@ -1,9 +1,9 @@
 //! Shape rules: from the shapes of a node's inputs to the sizes that every implementation works with.
 
 use crate::{
-    CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD, FeedForwardAttributes, IntegerType, Operator,
-    Parameter, SELF_ATTENTION, SelfAttentionAttributes, cross_attention as cross, feed_forward as ffn,
-    self_attention as own,
+    CROSS_ATTENTION, CrossAttentionAttributes, ElementType, FEED_FORWARD, FeedForwardAttributes, IntegerType, LM_HEAD,
+    Operator, Parameter, SELF_ATTENTION, SelfAttentionAttributes, cross_attention as cross, feed_forward as ffn,
+    lm_head as head, self_attention as own,
 };
 
 /// Why the inputs of a node cannot be computed; the text names operator, input, expected and found shape.
@@ -70,6 +70,16 @@ pub struct FeedForwardDims {
     pub experts: usize,
     pub top_k: usize,
     pub hidden: usize,
+}
+
+/// Sizes of an `LMHead` node; symbols as in the crate documentation.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LmHeadDims {
+    pub batch: usize,
+    pub tokens: usize,
+    pub width: usize,
+    pub vocabulary: usize,
 }
 
 /// Input shapes of one node, by position; `None` where an optional input is absent.
@@ -329,6 +339,30 @@ impl FeedForwardDims {
         s.expect_scales(ffn::INPUT_SCALE, &[experts, width, columns])?;
         s.expect_scales(ffn::OUTPUT_SCALE, &[experts, hidden, width])?;
         Ok(Self { batch, tokens, width, experts, top_k: attributes.top_k, hidden })
+    }
+}
+
+impl LmHeadDims {
+    /// Proves the input shapes of a node against each other; `shapes[i]` is the shape of input `i`, `None` where it is
+    /// absent.
+    ///
+    /// # Errors
+    ///
+    /// Names the first input whose shape does not fit.
+    pub fn new(shapes: &[Option<&[usize]>]) -> Result<Self, ShapeError> {
+        let s = Shapes { operator: &LM_HEAD, shapes };
+        let [batch, tokens, width] = s.required(head::HIDDEN_STATES)?;
+        let [_, vocabulary] = s.required(head::OUTPUT_WEIGHT)?;
+        s.check_hidden([batch, tokens, width])?;
+        if vocabulary == 0 {
+            return s.error("output_weight has no columns");
+        }
+        s.expect(head::OUTPUT_WEIGHT, &[width, vocabulary])?;
+        if s.get(head::OUTPUT_SCALE).is_none() {
+            return s.fail(head::OUTPUT_SCALE, "nothing");
+        }
+        s.expect_scales(head::OUTPUT_SCALE, &[width, vocabulary])?;
+        Ok(Self { batch, tokens, width, vocabulary })
     }
 }
 

@@ -9,15 +9,20 @@ use crate::graph::{Attribute, Builder, DType, Value};
 pub(crate) struct Matrix {
     /// Floats, or integers where there are scales.
     pub(crate) weight: Value,
-    /// Scales of the builder's [`crate::Precision::integers`].
+    /// Scales of the integers that the builder's [`crate::Precision`] has for it.
     pub(crate) scale: Option<Value>,
 }
 
 impl Matrix {
     /// The matrix in floats.
     pub(super) fn floats(&self, b: &mut Builder) -> Value {
+        self.floats_of(b, b.precision().integers())
+    }
+
+    /// As [`Self::floats`], where integers are of the type `integers`.
+    pub(super) fn floats_of(&self, b: &mut Builder, integers: Option<IntegerType>) -> Value {
         let Some(scale) = &self.scale else { return self.weight.clone() };
-        if b.precision().integers() == Some(IntegerType::Int4) {
+        if integers == Some(IntegerType::Int4) {
             return self.of_blocks(b, scale);
         }
         let integers = b.cast(&self.weight, DType::Float32);

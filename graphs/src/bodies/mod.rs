@@ -7,10 +7,12 @@
 
 mod attention;
 mod feed_forward;
+mod lm_head;
 mod matrix;
 mod routing;
 
 pub(crate) use attention::{CrossValues, Heads, SelfValues, cross_attention, self_attention};
 pub(crate) use feed_forward::{FeedForwardSizes, FeedForwardValues, activation, feed_forward, gelu_float32};
+pub(crate) use lm_head::lm_head;
 pub(crate) use matrix::Matrix;
 pub(crate) use routing::Routed;

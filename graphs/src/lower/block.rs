@@ -102,6 +102,11 @@ impl Lowering {
         self.b.op("MatMul", &[x, &weight], [])
     }
 
+    /// The last product of a model with such attention.
+    pub(super) fn output<A: LowerAttention>(&mut self, weight: &crate::Weight, x: &Value) -> Result<Value, LowerError> {
+        if A::HAS_OPERATORS { self.lm_head(weight, x) } else { Ok(self.matmul_transposed(x, weight)) }
+    }
+
     pub(super) fn feed_forward(&mut self, block: &FeedForward, x: &Value) -> Result<Value, LowerError> {
         match block {
             FeedForward::Experts(block) => self.expert_feed_forward(block, x),

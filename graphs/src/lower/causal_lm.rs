@@ -46,7 +46,7 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
         predicted = Dim::from(1);
     }
     let x = l.either_norm(&model.norm, &x);
-    let logits = l.matmul_transposed(&x, &model.output);
+    let logits = l.lm_head(&model.output, &x)?;
     l.logits(&logits, &[batch, predicted, Dim::from(model.output.shape()[0])]);
     for (index, (layer, present)) in model.layers.iter().zip(&present).enumerate() {
         let shape = cache_shape(&layer.attention, total.clone());

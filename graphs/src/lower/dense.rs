@@ -22,6 +22,8 @@ fn masked_bias(activations: FloatType) -> f32 {
 const RUNTIME_OPERATOR: &str = "MultiHeadAttention";
 
 impl LowerAttention for DenseAttention {
+    const HAS_OPERATORS: bool = false;
+
     fn prefix(&self) -> &str {
         &self.prefix
     }

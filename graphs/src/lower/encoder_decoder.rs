@@ -71,7 +71,7 @@ fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> R
     if let Some(norm) = &decoder.norm {
         x = l.norm(norm, &x);
     }
-    let logits = l.matmul_transposed(&x, &decoder.output);
+    let logits = l.output::<A>(&decoder.output, &x)?;
     let vocabulary = Dim::from(decoder.output.shape()[0]);
     l.logits(&logits, &[batch, sequence, vocabulary]);
     let floats = l.b.activations();

@@ -11,7 +11,7 @@ pub(super) fn lower<A: LowerAttention>(model: &MaskedLm<A>, options: Options) ->
     let x = l.linear(&head.dense, &x);
     let x = activation(&mut l.b, &x, head.activation);
     let x = l.norm(&head.norm, &x);
-    let logits = l.matmul_transposed(&x, &head.weight);
+    let logits = l.output::<A>(&head.weight, &x)?;
     let bias = l.b.bias(head.bias.name(), &head.bias);
     let logits = l.b.op("Add", &[&logits, &bias], []);
     let shape = [Dim::from(BATCH), Dim::from(SEQUENCE), Dim::from(head.weight.shape()[0])];

@@ -186,6 +186,9 @@ struct Lowering {
 
 /// How one kind of attention is written.
 trait LowerAttention: AttentionLayer {
+    /// Whether operators of ours stand for it, so that a graph with it may have others of ours too.
+    const HAS_OPERATORS: bool;
+
     /// Prefix of the layer's tensors.
     fn prefix(&self) -> &str;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use moa_schema::{
     ACCURACY_LEVEL, AccuracyLevel, AttentionMode, CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD,
-    FeedForwardAttributes, IntegerType, OPSET_VERSION, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter,
-    RoutingPart, SELF_ATTENTION, SelfAttentionAttributes, cross_attention, feed_forward, self_attention,
+    FeedForwardAttributes, IntegerType, LM_HEAD, OPSET_VERSION, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter,
+    RoutingPart, SELF_ATTENTION, SelfAttentionAttributes, cross_attention, feed_forward, lm_head, self_attention,
 };
 
 use super::{
@@ -26,6 +26,8 @@ pub(super) struct SelfAttentionOutput {
 }
 
 impl LowerAttention for Attention {
+    const HAS_OPERATORS: bool = true;
+
     fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -219,6 +221,23 @@ impl Lowering {
         bodies::gelu_float32(b, &sum)
     }
 
+    /// `x · weightᵀ` for `x [B, T, C]` as `LMHead` has it, `[B, T, V]`; floats as [`Self::matmul_transposed`] has it.
+    pub(super) fn lm_head(&mut self, weight: &Weight, x: &Value) -> Result<Value, LowerError> {
+        if self.options.precision.head_integers().is_none() {
+            return Ok(self.matmul_transposed(x, weight));
+        }
+        let mut inputs = absent_inputs(&LM_HEAD);
+        inputs[lm_head::HIDDEN_STATES] = x.clone();
+        inputs[lm_head::OUTPUT_WEIGHT] = transposed(&mut self.b, weight, &[1, 0]);
+        let node = Node { operator: &LM_HEAD, module: HEAD, attributes: BTreeMap::new() };
+        let not_routed = Routed { indices: String::new(), weights: String::new() };
+        let [logits] = self.operator((node, weight.shape()[0]), inputs, &not_routed, |b, inputs, _| {
+            let weight = matrix(inputs, [lm_head::OUTPUT_WEIGHT, lm_head::OUTPUT_SCALE]);
+            [bodies::lm_head(b, &inputs[lm_head::HIDDEN_STATES], &weight)]
+        })?;
+        Ok(logits)
+    }
+
     /// Names of a module's routing; declared as graph outputs where the user asked for them.
     fn routed(&mut self, module: &str, top_k: usize) -> Routed {
         let [indices, weights] = RoutingPart::ALL.map(|part| part.name(module));
@@ -239,7 +258,9 @@ impl Lowering {
         routed: &Routed,
         body: impl Fn(&mut Builder, &[Value], &Routed) -> [Value; N],
     ) -> Result<[Value; N], LowerError> {
-        if let Some(integers) = self.options.precision.integers() {
+        let precision = self.options.precision;
+        let integers = if node.operator.is_routed() { precision.integers() } else { precision.head_integers() };
+        if let Some(integers) = integers {
             quantize(&mut self.b, node.operator, integers, &mut inputs);
         }
         if self.options.form == Form::Standard {
@@ -252,7 +273,8 @@ impl Lowering {
                 if *value == Value::absent() { Value::absent() } else { b.named(formal.name) }
             };
             let formal: Vec<_> = inputs.iter().zip(node.operator.inputs).map(named).collect();
-            let [indices, weights] = [0, 1].map(|index| routing[index].name.to_owned());
+            let [indices, weights] =
+                [0, 1].map(|index| routing.get(index).map_or_else(String::new, |output| output.name.to_owned()));
             let values = body(b, &formal, &Routed { indices, weights });
             for (value, output) in values.iter().zip(results) {
                 b.rename(value, output.name);
@@ -278,7 +300,7 @@ impl Lowering {
         let last = inputs.iter().rposition(|input| *input != Value::absent()).map_or(0, |last| last + 1);
         let inputs: Vec<_> = inputs[..last].iter().collect();
         let mut outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
-        if self.options.router_outputs {
+        if self.options.router_outputs && operator.is_routed() {
             outputs.extend([routed.indices.as_str(), routed.weights.as_str()]);
         }
         let op = OpId { domain: DOMAIN.into(), op_type: operator.name.into() };
@@ -298,6 +320,9 @@ impl Lowering {
         Ok(())
     }
 }
+
+/// Module of the node of a head.
+const HEAD: &str = "lm_head.output";
 
 /// One use of an operator.
 struct Node<'a> {

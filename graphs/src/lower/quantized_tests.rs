@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_schema::{IntegerType, OPERATORS};
+use moa_schema::{IntegerType, LM_HEAD, OPERATORS, RoutingPart};
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -13,10 +13,19 @@ use crate::{
 };
 
 fn graphs(config: &Json, form: Form, precision: Precision) -> Vec<Graph> {
+    graphs_with(config, Options { form, precision, router_outputs: false, last_logits: false })
+}
+
+fn graphs_with(config: &Json, options: Options) -> Vec<Graph> {
     let config = Config::new("config.json", config.as_object().unwrap().clone());
     let model = import(&config, &SyntheticTensors::random("memory", 1), ImportOptions::default()).unwrap();
-    let options = Options { form, precision, router_outputs: false, last_logits: false };
     lower(&model, options).unwrap().into_iter().map(|named| named.graph).collect()
+}
+
+/// The one that `all` holds.
+fn only<T>(all: Vec<T>) -> T {
+    let [one] = <[T; 1]>::try_from(all).unwrap_or_else(|all| panic!("{} instead of one", all.len()));
+    one
 }
 
 /// Stored transposed, gated, with experts in feed-forward blocks.
@@ -36,6 +45,23 @@ fn translator() -> Json {
     })
 }
 
+/// With hidden states as keys and values, and a head that has a matrix of its own, where it is not `tied`.
+fn molm(tied: bool) -> Json {
+    json!({
+        "model_type": "moduleformer", "n_embd": 16, "n_head": 1, "att_hidden": 16, "vocab_size": 30, "k_att": 3,
+        "k_mlp": 2, "n_layer": 1, "n_att_experts": 4, "n_mlp_experts": 4, "ffd_hidden": 20,
+        "tie_word_embeddings": tied,
+    })
+}
+
+/// With a bias behind its head.
+fn masked() -> Json {
+    json!({
+        "model_type": "moa_roberta", "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "num_expert": 6,
+        "encoder_attention_heads": 2, "head_dim": 8, "vocab_size": 30, "encoder_layers": 1, "max_positions": 16,
+    })
+}
+
 /// Every model in every type of integers.
 fn in_integers(form: Form) -> impl Iterator<Item = (IntegerType, Graph)> {
     [(Precision::Int8, IntegerType::Int8), (Precision::Int4, IntegerType::Int4)].into_iter().flat_map(
@@ -44,6 +70,15 @@ fn in_integers(form: Form) -> impl Iterator<Item = (IntegerType, Graph)> {
             all.into_iter().flatten().map(move |graph| (integers, graph))
         },
     )
+}
+
+/// The integers of the matrices of an operator: heads have 8 bits beside experts of 4.
+fn integers_of(operator: &str, integers: IntegerType) -> IntegerType {
+    if operator == LM_HEAD.name { IntegerType::Int8 } else { integers }
+}
+
+fn type_of(weight: &Initializer) -> Option<IntegerType> {
+    IntegerType::ALL.into_iter().find(|integers| weight.dtype() == (*integers).into())
 }
 
 fn weights(graph: &Graph) -> BTreeMap<&str, &Initializer> {
@@ -62,6 +97,7 @@ fn nodes_read_integers_and_their_scales() {
         for node in ours(&graph) {
             *seen.entry(node.op.op_type.clone()).or_insert(0) += 1;
             let operator = OPERATORS.iter().find(|operator| operator.name == node.op.op_type).unwrap();
+            let integers = integers_of(operator.name, integers);
             for [matrix, scale] in operator.matrices() {
                 let rank = operator.inputs[matrix].dims.len();
                 let [matrix, scale] = [matrix, scale].map(|place| weights[node.inputs[place].as_str()]);
@@ -73,14 +109,15 @@ fn nodes_read_integers_and_their_scales() {
                     assert_eq!(weight.data.to_bytes().unwrap().len() as u64, weight.bytes());
                 }
             }
-            let router = operator.inputs.iter().position(|input| input.name == "router_weight").unwrap();
-            assert_eq!(weights[node.inputs[router].as_str()].dtype(), DType::Float32);
+            let router = operator.inputs.iter().position(|input| input.name == "router_weight");
+            assert_eq!(router.is_some(), operator.is_routed());
+            assert!(router.is_none_or(|router| weights[node.inputs[router].as_str()].dtype() == DType::Float32));
         }
-        let matrices = weights.values().filter(|weight| weight.dtype() == integers.into());
+        let matrices = weights.values().filter(|weight| type_of(weight).is_some());
         let readers = |weight: &Initializer| ours(&graph).filter(|node| node.inputs.contains(&weight.name)).count();
         assert!(matrices.into_iter().all(|weight| readers(weight) == 1));
     }
-    let expected = [("MoACrossAttention", 2), ("MoASelfAttention", 8), ("MoEFeedForward", 4)];
+    let expected = [("LMHead", 4), ("MoACrossAttention", 2), ("MoASelfAttention", 8), ("MoEFeedForward", 4)];
     assert_eq!(seen, expected.map(|(name, count)| (name.to_owned(), count)).into());
 }
 
@@ -92,13 +129,13 @@ fn bodies_multiply_integers_with_their_scales_first() {
             for weight in weights {
                 let scale = weight.replace("_weight", "_scale");
                 assert!(function.inputs.contains(&scale), "{scale}");
-                check_product(&function.nodes, integers, weight, &scale);
+                check_product(&function.nodes, integers_of(&function.op.op_type, integers), weight, &scale);
             }
         }
         assert!(!graph.functions.is_empty());
     }
-    for (integers, graph) in in_integers(Form::Standard) {
-        for matrix in graph.initializers.iter().filter(|weight| weight.dtype() == integers.into()) {
+    for (_, graph) in in_integers(Form::Standard) {
+        for (matrix, integers) in graph.initializers.iter().filter_map(|weight| Some((weight, type_of(weight)?))) {
             let scale = matrix.name.replace(&format!("/{integers}"), "/scale");
             check_product(&graph.nodes, integers, &matrix.name, &scale);
         }
@@ -147,13 +184,112 @@ fn floats_have_no_scales() {
 #[test]
 fn other_matrices_stay_floats() {
     let mut counts = Vec::new();
-    for (integers, graph) in in_integers(Form::Fused) {
+    for (_, graph) in in_integers(Form::Fused) {
         for node in graph.nodes.iter().filter(|node| node.op.op_type == "MatMul") {
             if let Some(matrix) = weights(&graph).get(node.inputs[1].as_str()) {
                 assert_eq!(matrix.dtype(), DType::Float32, "{}", matrix.name);
             }
         }
-        counts.push(graph.initializers.iter().filter(|weight| weight.dtype() == integers.into()).count());
+        counts.push(graph.initializers.iter().filter(|weight| type_of(weight).is_some()).count());
     }
-    assert_eq!(counts, [10, 3, 5].repeat(2));
+    assert_eq!(counts, [11, 3, 6].repeat(2));
+}
+
+#[test]
+fn what_has_no_operators_of_ours_has_no_integers() {
+    let baseline = json!({
+        "model_type": "transformer", "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "vocab_size": 30,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1,
+        "max_positions": 16,
+    });
+    for precision in [Precision::Int8, Precision::Int4] {
+        for graph in [Form::Fused, Form::Standard].iter().flat_map(|form| graphs(&baseline, *form, precision)) {
+            assert!(ours(&graph).next().is_none() && graph.initializers.iter().all(|weight| type_of(weight).is_none()));
+        }
+    }
+}
+
+fn is_head(node: &Node) -> bool {
+    node.op.op_type == LM_HEAD.name
+}
+
+/// Forms with nodes of ours, in every type of integers.
+fn with_nodes() -> impl Iterator<Item = (Form, Precision)> {
+    let precisions = [Precision::Int8, Precision::Int4];
+    [Form::Function, Form::Fused].into_iter().flat_map(move |form| precisions.map(|precision| (form, precision)))
+}
+
+#[test]
+fn a_head_returns_logits_alone_where_routers_return_their_choices() {
+    for (form, precision) in with_nodes() {
+        let options = Options { form, precision, router_outputs: true, last_logits: true };
+        let graph = only(graphs_with(&jetmoe(), options));
+        let (heads, routed): (Vec<_>, Vec<_>) = ours(&graph).partition(|node| is_head(node));
+        let head = only(heads);
+        assert_eq!((head.outputs.as_slice(), routed.len()), (&["logits".to_owned()][..], 4), "{form:?} {precision:?}");
+        let declared: Vec<_> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
+        let choices: Vec<_> =
+            routed.iter().flat_map(|node| RoutingPart::ALL.map(|part| part.name(&node.name))).collect();
+        assert!(routed.iter().zip(choices.chunks(2)).all(|(node, names)| node.outputs.ends_with(names)));
+        assert_eq!(declared[declared.len() - choices.len()..], choices);
+        assert_eq!((declared[0], &graph.outputs[0].shape[1]), ("logits", &Dim::from(1)));
+        let bodies: BTreeMap<_, _> =
+            graph.functions.iter().map(|function| (function.op.op_type.as_str(), &function.outputs)).collect();
+        assert_eq!(bodies.len(), if form == Form::Function { 3 } else { 0 });
+        for (operator, outputs) in bodies {
+            let routing = RoutingPart::ALL.map(|part| part.output().to_owned());
+            assert_eq!(outputs.ends_with(&routing), operator != LM_HEAD.name, "{operator}: {outputs:?}");
+            assert!(operator != LM_HEAD.name || *outputs == ["logits"], "{outputs:?}");
+        }
+    }
+}
+
+#[test]
+fn a_bias_is_added_to_what_a_head_returns() {
+    for (form, precision) in with_nodes() {
+        let graph = only(graphs(&masked(), form, precision));
+        let head = only(ours(&graph).filter(|node| is_head(node)).collect());
+        let readers = graph.nodes.iter().filter(|node| node.inputs.contains(&head.outputs[0])).collect();
+        let sum: &Node = only(readers);
+        assert_eq!((sum.op.op_type.as_str(), sum.outputs[0].as_str()), ("Add", "logits"));
+        assert_eq!(sum.inputs[0], head.outputs[0]);
+        let bias = weights(&graph)[sum.inputs[1].as_str()];
+        assert_eq!(
+            (bias.name.as_str(), bias.dtype(), bias.shape.as_slice()),
+            ("encoder.lm_head.bias", DType::Float32, &[30][..])
+        );
+    }
+}
+
+/// A table of tokens is looked up, whether the head has the same matrix or another.
+#[test]
+fn matrices_of_heads_are_stored_as_integers_alone() {
+    let mut untied = jetmoe();
+    untied["tie_word_embeddings"] = false.into();
+    let jetmoe_table = "model.embed_tokens.weight";
+    let molm_table = "transformer.wte.weight";
+    for (config, table, output) in [
+        (jetmoe(), jetmoe_table, jetmoe_table),
+        (untied, jetmoe_table, "lm_head.weight"),
+        (molm(true), molm_table, molm_table),
+        (molm(false), molm_table, "lm_head.weight"),
+    ] {
+        let precisions = [Precision::Int8, Precision::Int4];
+        for (form, precision) in Form::ALL.into_iter().flat_map(|form| precisions.map(|precision| (form, precision))) {
+            let graph = only(graphs(&config, form, precision));
+            let stored: BTreeMap<_, _> = graph
+                .initializers
+                .iter()
+                .filter(|weight| [table, output].iter().any(|name| weight.name.starts_with(name)))
+                .map(|weight| (weight.name.as_str(), (weight.dtype(), weight.shape.as_slice())))
+                .collect();
+            let [matrix, scale] = ["int8", "scale"].map(|kind| format!("{output}/transposed.10/{kind}"));
+            let expected = [
+                (table, (DType::Float32, &[30, 16][..])),
+                (&matrix, (DType::Int8, &[16, 30])),
+                (&scale, (DType::Float32, &[30])),
+            ];
+            assert_eq!(stored, expected.into(), "{form:?} {precision:?} {table} {output}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use moa_schema::{
     OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS, Parameter,
 };
 
-/// Names of the namespaces that hold the positions of inputs, in the order of [`OPERATORS`].
+/// Names of the namespaces that hold the positions of inputs, in the order of [`served`].
 const NAMESPACES: [&str; 3] = ["self_attention", "cross_attention", "feed_forward"];
 
 /// The tables of `custom_ops/schema`.
@@ -31,14 +31,20 @@ pub(super) fn header() -> String {
     names(&mut text, "gate_modes", &GateMode::ALL.map(GateMode::as_str));
     names(&mut text, "activations", &ACTIVATIONS.map(Activation::as_str));
     names(&mut text, "attention_modes", &AttentionMode::ALL.map(AttentionMode::as_str));
-    for (operator, namespace) in OPERATORS.iter().map(Operator::of_floats).zip(NAMESPACES) {
-        tables(&mut text, &operator, namespace);
+    let served = served();
+    for (operator, namespace) in served.iter().zip(NAMESPACES) {
+        tables(&mut text, operator, namespace);
     }
     let all = NAMESPACES.map(|name| format!("{name}::all"));
     line(&mut text, &format!("inline constexpr Operator operator_table[] = {{{}}};", all.join(", ")));
-    line(&mut text, &format!("inline constexpr List<Operator> operators{{operator_table, {}}};", OPERATORS.len()));
+    line(&mut text, &format!("inline constexpr List<Operator> operators{{operator_table, {}}};", served.len()));
     text.push_str("\n}  // namespace moa::contract\n");
     text
+}
+
+/// The operators that the plugins serve, as they are where matrices are floats.
+fn served() -> Vec<Operator> {
+    OPERATORS.iter().filter(|operator| !operator.of_integers_alone).map(Operator::of_floats).collect()
 }
 
 fn tables(text: &mut String, operator: &Operator, namespace: &str) {
@@ -102,7 +108,8 @@ mod tests {
     #[test]
     fn the_header_holds_every_name_of_the_contract() {
         let header = header();
-        for operator in OPERATORS.map(|operator| operator.of_floats()) {
+        assert_eq!(served().len(), NAMESPACES.len());
+        for operator in served() {
             let parameters = operator.inputs.iter().chain(operator.outputs).map(|parameter| parameter.name);
             for name in parameters.chain(operator.attributes.iter().map(|a| a.name)).chain([operator.name]) {
                 assert!(header.contains(&format!("\"{name}\"")), "{name}");
@@ -116,6 +123,7 @@ mod tests {
         assert!(header.contains("attention_modes_table[] = {\"softmax\", \"stick_breaking\"}"));
         assert!(header.contains("{\"kv_weight\", Element::weight, true}"));
         // As MOA_CUDA_SELF_ATTENTION and the two after it number them.
-        assert_eq!(OPERATORS.map(|o| o.name), ["MoASelfAttention", "MoACrossAttention", "MoEFeedForward"]);
+        let names: Vec<_> = served().iter().map(|operator| operator.name).collect();
+        assert_eq!(names, ["MoASelfAttention", "MoACrossAttention", "MoEFeedForward"]);
     }
 }

@@ -15,6 +15,11 @@ pub(crate) fn integers(values: &mut [f32], sizes: [usize; 2]) -> Narrow {
     scaled(values, sizes, |column| 2f32.powi(-6 - (column % 5) as i32))
 }
 
+/// Makes `values`, matrices `[inner, columns]`, integers times scales whose products are rounded.
+pub(crate) fn integers_of_any_scale(values: &mut [f32], sizes: [usize; 2]) -> Narrow {
+    scaled(values, sizes, |column| 0.011 * (1.0 + (column % 7) as f32))
+}
+
 fn scaled(values: &mut [f32], [inner, columns]: [usize; 2], scale: impl Fn(usize) -> f32) -> Narrow {
     let scales: Vec<f32> = (0..values.len() / inner).map(scale).collect();
     let mut integers = Vec::with_capacity(values.len());
@@ -71,8 +76,7 @@ fn self_attention_has_the_bits_of_scaled_weights() {
 fn scales_of_any_size_are_within_the_rounding_of_weights() {
     for seed in 0..12 {
         let mut case = self_case(seed);
-        let scale = |column: usize| 0.011 * (1.0 + (column % 7) as f32);
-        let matrices = rounded_matrices(&mut case, |values: &mut [f32], sizes| scaled(values, sizes, scale));
+        let matrices = rounded_matrices(&mut case, integers_of_any_scale);
         for limit in LEVELS {
             let expected = compute(&case, &case.inputs(), &Prepared::new(limit));
             let found = compute(&case, &narrow_inputs(&case, &matrices), &Prepared::new(limit));

@@ -6,6 +6,7 @@ mod cross_attention;
 mod feed_forward;
 mod few_tokens;
 mod integers;
+mod lm_head;
 mod many_tokens;
 mod memory;
 mod prepared;

@@ -11,15 +11,15 @@ use crate::skip::skip;
 use crate::stored::{Narrow, Round, assert_same, compute, feed_forward, narrow_inputs, rounded_matrices};
 use crate::support::{Random, Threads, bits};
 
-fn quantizing() -> Prepared {
+pub(crate) fn quantizing() -> Prepared {
     Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Int8)
 }
 
 /// Makes matrices integers.
-type Rounding = fn(&mut [f32], [usize; 2]) -> Narrow;
+pub(crate) type Rounding = fn(&mut [f32], [usize; 2]) -> Narrow;
 
 /// The types of integers for which rows are rounded, or those for which they are not; a word for each of the others.
-fn types(rounded: bool) -> impl Iterator<Item = Rounding> {
+pub(crate) fn types(rounded: bool) -> impl Iterator<Item = Rounding> {
     let types: [(Rounding, _, _); 2] = [
         (integers, WeightData::I8 { values: &[], scales: &[] }, "rows beside int8"),
         (int4, WeightData::I4(Int4 { values: &[], scales: &[] }), "rows beside int4"),
@@ -53,7 +53,7 @@ fn all_cases() -> impl Iterator<Item = Case> {
 }
 
 /// Gives every block of rows a scale of 1/64.
-fn with_whole_scales(rows: &mut [f32], width: usize) {
+pub(crate) fn with_whole_scales(rows: &mut [f32], width: usize) {
     for block in rows.chunks_mut(width).flat_map(|row| row.chunks_mut(BLOCK)) {
         block.iter_mut().for_each(|value| *value = value.clamp(-127.0 / 64.0, 127.0 / 64.0));
         block[0] = 127.0 / 64.0;
@@ -61,7 +61,7 @@ fn with_whole_scales(rows: &mut [f32], width: usize) {
 }
 
 /// Rounds rows with such scales.
-fn round_rows(rows: &mut [f32]) {
+pub(crate) fn round_rows(rows: &mut [f32]) {
     rows.iter_mut().for_each(|value| *value = (*value * 64.0).round_ties_even() / 64.0);
 }
 
@@ -81,7 +81,7 @@ fn hidden_states_are_rounded_for_projections_and_not_for_the_router() {
 }
 
 /// Outputs differ by as much as a rounding to 8 bits of a block explains, and not by nothing.
-fn assert_rounded(outputs: [&[f32]; 2], what: &dyn std::fmt::Debug) {
+pub(crate) fn assert_rounded(outputs: [&[f32]; 2], what: &dyn std::fmt::Debug) {
     let found = difference(outputs);
     assert!((3e-4..4e-2).contains(&found), "{found:e} {what:?}");
 }

@@ -2,11 +2,12 @@
 
 use moa_kernels::{
     CrossAttentionInputs, CrossAttentionOutputs, FeedForwardInputs, FeedForwardOutputs, Int4, KernelError,
-    SelfAttentionInputs, SelfAttentionOutputs, Sequential, WeightData, cross_attention, feed_forward, self_attention,
+    LmHeadInputs, SelfAttentionInputs, SelfAttentionOutputs, Sequential, WeightData, cross_attention, feed_forward,
+    lm_head, self_attention,
 };
 use moa_schema::{
     Activation, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims, GateMode,
-    SelfAttentionDims,
+    LmHeadDims, SelfAttentionDims,
 };
 
 use crate::self_attention::{Case, Rotation, output_alone};
@@ -189,6 +190,56 @@ fn every_short_slice_of_a_feed_forward_layer_is_named() {
         assert_eq!(refusal(|_| {}, [25, 12, 12]), length("output", 24, 25));
         assert_eq!(refusal(|_| {}, [24, 11, 12]), length("topk_indices", 12, 11));
         assert_eq!(refusal(|_| {}, [24, 12, 11]), length("topk_weights", 12, 11));
+    }
+}
+
+/// What a head of 2 * 3 tokens, as wide as 33 elements, and 5 columns refuses.
+fn refusal_of_a_head(hidden_states: usize, output_weight: WeightData<'_>, logits: usize) -> Option<KernelError> {
+    let dims = LmHeadDims { batch: 2, tokens: 3, width: 33, vocabulary: 5 };
+    let hidden_states = &[0.25; 199][..hidden_states];
+    lm_head(&dims, &LmHeadInputs { hidden_states, output_weight }, &mut [0.0; 31][..logits], &Sequential).err()
+}
+
+#[test]
+fn every_slice_of_a_head_of_another_length_is_named() {
+    let length = |name, expected, found| Some(KernelError::Length { name, expected, found });
+    let (floats, blocks) = ([0.25; 166], [half::bf16::ONE; 11]);
+    let float = |count: usize| floats[..count].into();
+    let int8 = |values, scales| WeightData::I8 { values: &[1; 166][..values], scales: &floats[..scales] };
+    let int4 = |bytes, scales| WeightData::I4(Int4 { values: &[1; 84][..bytes], scales: &blocks[..scales] });
+    for weight in [float(165), int8(165, 5), int4(83, 10)] {
+        assert_eq!(refusal_of_a_head(198, weight, 30), None);
+        for found in [197, 199] {
+            assert_eq!(refusal_of_a_head(found, weight, 30), length("hidden_states", 198, found));
+        }
+        for found in [29, 31] {
+            assert_eq!(refusal_of_a_head(198, weight, found), length("logits", 30, found));
+        }
+    }
+    for (weight, name, expected, found) in [
+        (float(164), "output_weight", 165, 164),
+        (float(166), "output_weight", 165, 166),
+        (int8(164, 5), "output_weight", 165, 164),
+        (int8(166, 5), "output_weight", 165, 166),
+        (int8(165, 4), "output_scale", 5, 4),
+        (int8(165, 10), "output_scale", 5, 10),
+        (int4(82, 10), "output_weight", 165, 164),
+        (int4(84, 10), "output_weight", 165, 168),
+        (int4(83, 5), "output_scale", 10, 5),
+        (int4(83, 11), "output_scale", 10, 11),
+    ] {
+        assert_eq!(refusal_of_a_head(198, weight, 30), length(name, expected, found));
+    }
+}
+
+#[test]
+fn sizes_of_zero_of_a_head_are_named() {
+    for (zero, symbol) in ["B", "T", "C", "V"].into_iter().enumerate() {
+        let size = |index| usize::from(index != zero);
+        let dims = LmHeadDims { batch: size(0), tokens: size(1), width: size(2), vocabulary: size(3) };
+        let none: &[f32] = &[];
+        let inputs = LmHeadInputs { hidden_states: none, output_weight: none.into() };
+        assert_eq!(lm_head(&dims, &inputs, &mut [], &Sequential), Err(KernelError::Empty { symbol }));
     }
 }
 

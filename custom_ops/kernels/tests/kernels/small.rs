@@ -2,12 +2,14 @@
 //! every operator on several threads. Outside Miri a node has more callers and shapes.
 
 use half::f16;
-use moa_kernels::{Instructions, Sequential};
+use moa_kernels::{Instructions, Prepared, Sequential, ThreadPool};
 use moa_schema::{CrossAttentionDims, FeedForwardDims, SelfAttentionDims};
 
+use crate::integers::{int4, integers};
+use crate::quantized::{Rounding, quantizing};
 use crate::self_attention::Case;
 use crate::support::{Random, Threads, bits};
-use crate::{cross_attention, feed_forward, prepared, shared_cache};
+use crate::{cross_attention, feed_forward, lm_head, prepared, shared_cache};
 
 const PREFILL: SelfAttentionDims =
     SelfAttentionDims { batch: 1, tokens: 2, past: 1, width: 2, experts: 2, top_k: 1, kv_heads: 2, head: 2 };
@@ -83,4 +85,16 @@ fn threads_share_the_tiles_of_feed_forward() {
     let case = feed_forward::Case::random(&mut Random(1), dims);
     let [together, alone] = [case.compute(&Threads(2)), case.compute(&Sequential)];
     assert_eq!((bits(&together.0), together.1), (bits(&alone.0), alone.1));
+}
+
+#[test]
+fn threads_share_the_tiles_of_a_head() {
+    let case = lm_head::Case::random(&mut Random(1), [1, 2, 3, 260]);
+    let types: [Rounding; 2] = [integers, int4];
+    for (_, narrow) in types.map(|round| case.rounded(round)) {
+        for prepared in [Prepared::default(), quantizing()] {
+            let compute = |pool: &dyn ThreadPool| bits(&case.compute(&prepared, narrow.data(), pool));
+            assert_eq!(compute(&Threads(2)), compute(&Sequential));
+        }
+    }
 }

@@ -204,11 +204,11 @@ fn feed_forward_has_the_bits_of_widened_weights() {
     }
 }
 
-fn halves(values: &[f32]) -> Vec<f16> {
+pub(crate) fn halves(values: &[f32]) -> Vec<f16> {
     values.iter().copied().map(f16::from_f32).collect()
 }
 
-fn rounded(values: &mut [f32]) -> Vec<f16> {
+pub(crate) fn rounded(values: &mut [f32]) -> Vec<f16> {
     let halves = halves(values);
     f16::widen(&halves, values);
     halves

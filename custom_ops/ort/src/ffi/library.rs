@@ -52,7 +52,7 @@ struct Kernel {
 }
 
 static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
-    let types = |operator| NodeTypes::ALL.into_iter().map(move |types| Entry::new(operator, types));
+    let types = |operator: Operator| operator.types().map(move |types| Entry::new(operator, types));
     OPERATORS.into_iter().flat_map(types).collect()
 });
 
@@ -100,7 +100,7 @@ impl Entry {
     }
 }
 
-/// Adds the domain `ai.moa` with its three operators, on every choice of types that the runtime has, to session
+/// Adds the domain `ai.moa` with its operators, on every choice of their types that the runtime has, to session
 /// options; returns null on success.
 ///
 /// The runtime calls it when a session asks for this library. Any number of sessions and threads may do so, and the
@@ -400,9 +400,9 @@ mod tests {
         let stub = ort_sys::stub::api();
         let api = fake(OrtApi { CreateCustomOpDomain: make_another, CustomOpDomain_Add: note_types, ..stub });
         domain(api, false).unwrap();
-        let mut others = NodeTypes::ALL.to_vec();
+        let mut others: Vec<_> = OPERATORS.iter().flat_map(Operator::types).collect();
         others.retain(|types| *types != NodeTypes::integers(IntegerType::Int4));
-        assert_eq!(*OF_OLD_RUNTIME.lock().unwrap(), others.repeat(OPERATORS.len()));
+        assert_eq!(*OF_OLD_RUNTIME.lock().unwrap(), others);
     }
 
     unsafe extern "system" fn only_version_17(version: u32) -> *const OrtApi {
