@@ -51,7 +51,7 @@ def bytes_read(model):
     gathered = {node.input[0] for node in graph.node if node.op_type == "Gather"}
     total, counted = 0, set()
     for node in graph.node:
-        top_k = next((one.i for one in node.attribute if one.name == "top_k"), None)
+        top_k = next((one.i for one in node.attribute if one.name == "top_k"), 1)
         for name in node.input:
             if name not in weights or name in counted:
                 continue
@@ -61,7 +61,7 @@ def bytes_read(model):
                 continue
             counted.add(name)
             values = float(np.prod(tensor.dims))
-            if top_k is None:
+            if node.domain != "ai.moa":
                 total += 4 * values
             else:
                 width = WIDTHS.get(tensor.data_type, 2)
