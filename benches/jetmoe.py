@@ -42,6 +42,8 @@ DTYPES = ["bf16", "bf16-products", "int8", "int8-products", "int4", "int4-produc
 BLOCK = 32
 # Bytes of a weight in integers; of int4 with its share of a scale.
 WIDTHS = {"int8": 1, "int4": 0.5 + 2 / BLOCK}
+# What the head is beside either.
+HEAD = "int8"
 DYNAMO = "dynamo.onnx"
 TOLERANCE = 2e-4
 # Of a token, where factors of products are rounded.
@@ -91,7 +93,7 @@ def rounded(tensor, dtype):
 
 
 def in_integers(model, dtype):
-    """A copy whose matrices of experts, keys and values are those of an export."""
+    """A copy whose matrices of experts, keys, values and the head are those of an export."""
     import torch
 
     model = copy.deepcopy(model)
@@ -99,6 +101,7 @@ def in_integers(model, dtype):
         for name, tensor in model.named_parameters():
             if ".layers." in name and tensor.dim() >= 2 and "router" not in name:
                 tensor.copy_(rounded(tensor, dtype))
+        model.lm_head.weight.copy_(rounded(model.lm_head.weight, HEAD))
     return model
 
 
@@ -300,12 +303,14 @@ def prepare(work, args, model):
     return sessions, notes
 
 
-def read_bytes(past, width):
-    """Bytes that one token needs: matrices of layers in `width` bytes a value, head and cache in four."""
+def read_bytes(past, stored):
+    """Bytes that one token needs: matrices of layers in two bytes a value and head and cache in four, or matrices and head as
+    integers are `stored`."""
+    width, head = WIDTHS.get(stored, 2), WIDTHS[HEAD] if stored in WIDTHS else 4
     d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
     layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
     layers = SIZES["num_hidden_layers"]
-    return int(layers * (width * layer + 2 * 2 * d * e + 4 * 2 * past * heads) + 4 * d * SIZES["vocab_size"])
+    return int(layers * (width * layer + 2 * 2 * d * e + 4 * 2 * past * heads) + head * d * SIZES["vocab_size"])
 
 
 def measure(name, sessions, models, eager, args, bandwidth):
@@ -351,7 +356,7 @@ def measure(name, sessions, models, eager, args, bandwidth):
             result.setdefault(dtype, {})[f"{dtype}{way}"] = bench.ratio(*pair)
     if tokens == 1:
         for contender in [name for name in runs if name.startswith("ours")]:
-            amount = read_bytes(past, next((width for dtype, width in WIDTHS.items() if dtype in contender), 2))
+            amount = read_bytes(past, stored_as(contender))
             rate = amount / result["times"][contender]["median_ms"] * 1e3
             result.setdefault("read", {})[contender] = {"bytes": amount, "rate": rate, "share": rate / bandwidth}
     return result
