@@ -72,7 +72,7 @@ impl Prepared {
         let LmHeadDims { batch, tokens, width, vocabulary } = *dims;
         let pool = &Counted::new(pool, &self.threads);
         let Scratch { weights, layer, border, .. } = scratch;
-        let given = [(Weight::Output, inputs.output_weight); 2];
+        let given = [(Weight::Output, inputs.output_weight)];
         let isa = self.isa_of(FewestOnTiles::FEED_FORWARD, batch * tokens, [1, 1], given);
         let hidden_states = HiddenStates::new(isa, inputs.hidden_states, width, &mut border.hidden_states);
         let geometry = Geometry::outputs(1, width, vocabulary);

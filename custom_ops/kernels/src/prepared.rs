@@ -209,12 +209,12 @@ impl Prepared {
 
     /// The instructions for `tokens` tokens, each of which takes `top_k` of `experts` experts with these weights. Where
     /// no rows are rounded, what a weight is stored in, and whether it is packed already, makes no difference.
-    pub(crate) fn isa_of(
+    pub(crate) fn isa_of<const N: usize>(
         &self,
         fewest: FewestOnTiles,
         tokens: usize,
         [top_k, experts]: [usize; 2],
-        given: [(Weight, WeightData<'_>); 2],
+        given: [(Weight, WeightData<'_>); N],
     ) -> Isa {
         let is_wide = |(weight, data)| match &self.weights[weight as usize] {
             Some(_) => self.wide[weight as usize],

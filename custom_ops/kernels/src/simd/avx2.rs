@@ -42,10 +42,11 @@ pub(super) struct Fetches {
 impl Fetches {
     const NOTHING: Self = Self { own: false, later: null(), lines: 0 };
 
-    /// Share `index` of `total` of what a block fetches: what it reads itself is all the first one's.
-    pub(super) fn share(fetch: &Fetch, index: usize, total: usize) -> Self {
+    /// Share `index` of `total` of what a block fetches for later; what it reads itself is for pieces that are the
+    /// `first` to read it.
+    pub(super) fn share(fetch: &Fetch, [index, total]: [usize; 2], first: bool) -> Self {
         if fetch.next {
-            return Self { own: index == 0, ..Self::NOTHING };
+            return Self { own: first, ..Self::NOTHING };
         }
         let most = fetch.all.div_ceil(total);
         let before = (index * most).min(fetch.all);
@@ -106,10 +107,7 @@ unsafe fn pieces<W: Element>(raw: &Raw<W>) {
     for (place, column) in (0..raw.columns).step_by(2 * WIDTH).enumerate() {
         for index in 0..pieces {
             let (first, end) = (index * raw.rows / pieces, (index + 1) * raw.rows / pieces);
-            let fetches = match raw.fetch.next {
-                true => Fetches { own: index == 0, ..Fetches::NOTHING },
-                false => Fetches::share(&raw.fetch, place * pieces + index, across * pieces),
-            };
+            let fetches = Fetches::share(&raw.fetch, [place * pieces + index, across * pieces], index == 0);
             // SAFETY: by the caller's promise.
             unsafe {
                 match (end - first, fetches.lines) {
@@ -425,7 +423,7 @@ mod tests {
     fn pieces_fetch_every_line_once() {
         for (all, total) in [(0, 1), (1, 4), (205, 16), (256, 16), (7, 7), (10, 4)] {
             let fetch = Fetch { from: null(), lines: 0, all, next: false };
-            let shares = (0..total).map(|index| Fetches::share(&fetch, index, total));
+            let shares = (0..total).map(|index| Fetches::share(&fetch, [index, total], index == 0));
             let lines: Vec<usize> =
                 shares.flat_map(|share| (0..share.lines).map(move |line| share.later.addr() / LINE + line)).collect();
             assert_eq!(lines, (0..all).collect::<Vec<_>>(), "{all} {total}");

@@ -19,7 +19,7 @@ use super::avx2::{Fetches, WIDTH, finish, first_terms, through_lanes};
 use super::element::UPPER;
 use super::nibbles::scale_shift;
 use super::product::{Kernel, LINE, PAGE, Raw, STEPS};
-use super::quantized::{HEAD, Integers, QUAD, QUANTIZED_ROWS, WORDS, scales};
+use super::quantized::{HEAD, Integers, QUAD, QUANTIZED_ROWS, WORDS, lines_of_block, scales};
 use super::{Element, LANES, Nibbles, PANEL};
 
 /// Vectors of a panel.
@@ -68,7 +68,7 @@ unsafe fn pieces<const M: usize, const V: usize>(raw: &Raw<Nibbles>) {
     let pieces = raw.columns.div_ceil(V * WIDTH);
     for index in 0..pieces {
         // SAFETY: by the caller's promise.
-        unsafe { piece::<M, V>(raw, index * V * WIDTH, Fetches::share(&raw.fetch, index, pieces)) };
+        unsafe { piece::<M, V>(raw, index * V * WIDTH, Fetches::share(&raw.fetch, [index, pieces], index == 0)) };
     }
 }
 
@@ -107,7 +107,7 @@ unsafe fn piece<const M: usize, const V: usize>(raw: &Raw<Nibbles>, column: usiz
 #[inline]
 fn fetch(fetches: &mut Fetches, right: *const Nibbles, step: usize) {
     if fetches.own {
-        let lines = const { Nibbles::ROWS * PANEL * size_of::<Nibbles>() * BLOCK / Nibbles::STEPS / LINE };
+        let lines = const { lines_of_block::<Nibbles>() };
         let block = right.cast::<i8>().wrapping_add(step / BLOCK * lines * LINE + PAGE);
         (0..lines).for_each(|line| _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(line * LINE)));
         return;

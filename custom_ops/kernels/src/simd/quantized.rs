@@ -15,7 +15,7 @@ use moa_schema::BLOCK;
 use super::product::{Kernel, Mode, Raw};
 use super::{Element, Form, Instructions, Isa, LANES, Nibbles, PANEL, StepOrder};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2_nibbles, vnni};
+use super::{avx2_nibbles, product::LINE, vnni};
 
 /// Inner steps where an f32 would stand.
 pub(super) const QUAD: usize = size_of::<f32>();
@@ -41,6 +41,12 @@ const LEAST: f32 = 1e-36;
 /// What a quantized row of `inner` values takes of the memory of f32.
 pub(super) const fn len(inner: usize) -> usize {
     inner.div_ceil(BLOCK) * WORDS
+}
+
+/// Cache lines of a panel that hold the weights of a block.
+#[cfg(target_arch = "x86_64")]
+pub(super) const fn lines_of_block<W: Element>() -> usize {
+    W::ROWS * PANEL * size_of::<W>() * BLOCK / W::STEPS / LINE
 }
 
 /// What a quantized row takes whose blocks are so far apart.

@@ -15,7 +15,7 @@ use super::avx512::{fetch, first_term, mask, scale, store};
 use super::element::UPPER;
 use super::nibbles::scale_shift;
 use super::product::{Kernel, LINE, PAGE, Raw};
-use super::quantized::{HEAD, Integers, QUAD, WORDS, scales};
+use super::quantized::{HEAD, Integers, QUAD, WORDS, lines_of_block, scales};
 use super::{Element, LANES, Nibbles, PANEL};
 
 /// From two vectors of two rows each of a panel, the four steps of each column: those of the first 16, then others.
@@ -133,7 +133,7 @@ unsafe fn add_block<W: Integers, const M: usize, const V: usize>(
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn fetch_own<W: Integers>(right: *const W, first: usize, quad: usize) {
-    let lines = const { W::ROWS * PANEL * size_of::<W>() * BLOCK / W::STEPS / LINE };
+    let lines = const { lines_of_block::<W>() };
     let [begin, end] = [quad, quad + 1].map(|quad| quad * lines * QUAD / BLOCK);
     let block = right.cast::<i8>().wrapping_add(first / BLOCK * lines * LINE + PAGE);
     for line in begin..end {
