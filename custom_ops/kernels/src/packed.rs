@@ -123,12 +123,12 @@ impl Packed {
         }
     }
 
-    /// The scales of a block from column `column` on, as many as its panels have columns; `None` where columns have
-    /// none.
+    /// The scales of a matrix from column `column` of a block on, with those of the blocks behind it, each as wide as
+    /// its panels; `None` where columns have none.
     pub(crate) fn scales(&self, matrix: usize, block: usize, column: usize) -> Option<&[f32]> {
         let Panels::I8(_) = self.panels else { return None };
-        let whole = self.geometry.panels() * PANEL;
-        Some(&self.scales.filled()[(matrix * self.geometry.blocks + block) * whole..][column..whole])
+        let (blocks, whole) = (self.geometry.blocks, self.geometry.panels() * PANEL);
+        Some(&self.scales.filled()[matrix * blocks * whole..][block * whole + column..blocks * whole])
     }
 
     /// Whether these are the scales `source`, bit by bit.

@@ -304,7 +304,9 @@ impl RowProduct<'_> {
             return self.write_scaled(row, columns, product, isa, out);
         };
         let mut scaled = [0.0; COLUMN_LIMIT];
-        scaled.iter_mut().zip(product).zip(scales).for_each(|((out, sum), scale)| *out = sum * scale);
+        let count = columns.len();
+        let (sums, scales) = (&product[..count], &scales[..count]);
+        scaled.iter_mut().zip(sums).zip(scales).for_each(|((out, sum), scale)| *out = sum * scale);
         self.write_scaled(row, columns, &scaled, isa, out);
     }
 

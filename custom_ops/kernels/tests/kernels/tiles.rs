@@ -5,10 +5,12 @@ use moa_schema::{CrossAttentionDims, FeedForwardDims, GateMode, SelfAttentionDim
 
 use crate::cross_attention;
 use crate::feed_forward;
+use crate::integers::{int4, integers_of_any_scale};
 use crate::prepared::pack;
+use crate::quantized::Rounding;
 use crate::self_attention::Case;
 use crate::skip::skip;
-use crate::stored::feed_forward as stored_feed_forward;
+use crate::stored::{LEVELS, compute, feed_forward as stored_feed_forward, narrow_inputs, rounded_matrices};
 use crate::support::{Random, Threads, assert_close, bits, widen};
 
 /// Rows, keys and heads of several tiles, strips and panels, and of parts of them.
@@ -66,6 +68,22 @@ fn wide_case(seed: u64) -> Case {
 fn layers_of_many_heads_match_the_reference() {
     for seed in 0..4 {
         wide_case(seed).check();
+    }
+}
+
+/// Scales of integers are those of the head that a column belongs to, however many heads a task has.
+#[test]
+fn layers_of_many_heads_in_integers_match_those_in_f32() {
+    for (seed, round) in (0..2).flat_map(|seed| [integers_of_any_scale as Rounding, int4].map(|round| (seed, round))) {
+        let mut case = wide_case(seed);
+        let matrices = rounded_matrices(&mut case, round);
+        for limit in LEVELS {
+            let expected = compute(&case, &case.inputs(), &Prepared::new(limit));
+            let found = compute(&case, &narrow_inputs(&case, &matrices), &Prepared::new(limit));
+            assert_eq!(found.topk_indices, expected.topk_indices);
+            assert_close("output", &found.output, &widen(&expected.output), 3e-5);
+            assert_close("present_key", &found.present_key, &widen(&expected.present_key), 1e-5);
+        }
     }
 }
 
