@@ -10,7 +10,7 @@ use crate::grid::Tile;
 use crate::key_panels::KEYS_PER_TILE;
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::strip_softmax::StripSoftmax;
-use crate::simd::tiles::{COLUMN_LIMIT, INNER_LIMIT, STRIP, SUM_STRIDE, Unit, strips_of};
+use crate::simd::tiles::{COLUMN_LIMIT, INNER_LIMIT, PARTS, STRIP, SUM_STRIDE, Unit, strips_of};
 use crate::simd::{Isa, Left, PANEL};
 
 /// Fewest query rows, keys and elements of a head for which tiles are faster than vectors.
@@ -30,7 +30,7 @@ pub(crate) fn serves(isa: Isa, rows: usize, keys: usize, head: usize) -> bool {
 
 /// Most rows of so many elements whose parts a thread has room for.
 pub(crate) fn most_rows(head: usize) -> usize {
-    (strips_of(head) * STRIP).min(ATTENDED_ROWS)
+    (strips_of(PARTS, head) * STRIP).min(ATTENDED_ROWS)
 }
 
 impl Rows {
@@ -38,7 +38,7 @@ impl Rows {
     pub(crate) fn attend_on_tiles(&mut self, with: &Attending<'_>, out: &mut Tile<'_, f32>) {
         let [keys, values] = with.panels.magnitudes(self.pair);
         let suit = self.count > 0 && values.suit_weights();
-        let Some(mut unit) = suit.then(|| Unit::new(with.isa)).flatten() else {
+        let Some(mut unit) = suit.then(|| Unit::of_attention(with.isa)).flatten() else {
             return self.attend(with, out);
         };
         let (count, head) = (std::mem::take(&mut self.count), with.head);
@@ -71,6 +71,7 @@ impl Rows {
         out: &mut Tile<'_, f32>,
     ) {
         let (pair, Attending { isa, panels: stored, head, .. }) = (self.pair, *with);
+        let parts = isa.parts_of_attention();
         let key_parts = |keys: &Range<usize>| {
             let panels = keys.start / PANEL..keys.end.div_ceil(PANEL);
             panels.map(|panel| stored.key_parts(pair, panel))
@@ -79,7 +80,7 @@ impl Rows {
         let (mut visit, mut place) = (visits.next(), 0);
         if let Some((strip, keys)) = &visit {
             unit.score([*strip, strips[*strip].rows(), head], key_parts(keys), place, None);
-            strips[*strip].begin(keys.clone(), head);
+            strips[*strip].begin(keys.clone(), head, parts);
         }
         while let Some((strip, keys)) = visit {
             visit = visits.next();
@@ -90,7 +91,7 @@ impl Rows {
             unit.finish(&mut strips[strip], place);
             let (rows, factors) = (strips[strip].rows(), strips[strip].factors);
             let next = visit.as_ref().map(|(next, keys)| {
-                strips[*next].begin(keys.clone(), head);
+                strips[*next].begin(keys.clone(), head, parts);
                 &mut strips[*next]
             });
             let value_parts = (0..head.div_ceil(PANEL)).map(|panel| stored.value_parts(pair, panel, keys.start));

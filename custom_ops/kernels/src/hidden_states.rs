@@ -22,7 +22,7 @@ impl<'a> HiddenStates<'a> {
     /// The rows `[B * T, C]` where they stand, or as f32 in `memory`; there rounded too where products ask for it.
     ///
     /// Rows of many tokens that would meet in one set of a cache are copied apart: a block of them then stays in the
-    /// nearest cache while panels pass. Tiles read parts of rows that were split before, one after the other.
+    /// nearest cache while panels pass. Tiles read rows that were split or rounded before, one after the other.
     pub(crate) fn new<T: Scalar>(isa: Isa, values: &'a [T], width: usize, memory: &'a mut Buffer) -> Self {
         let tokens = values.len().checked_div(width).unwrap_or(0);
         let apart = meet(width) && tokens >= MANY && !isa.has_tiles();
@@ -31,6 +31,7 @@ impl<'a> HiddenStates<'a> {
         let copied = if direct.is_none() { tokens * stride } else { 0 };
         let rounded_stride = match isa.form() {
             Form::Values => 0,
+            _ if isa.has_tiles() => 0,
             form => row_stride(form.len(width)),
         };
         let (copy, rounded) = memory.take(copied + tokens * rounded_stride).split_at_mut(copied);

@@ -12,7 +12,7 @@ use crate::buffer::{Buffer, emptied};
 use crate::grid::{Claims, Grid, Layout, Tile, cut};
 use crate::pool::Stage;
 use crate::simd::magnitudes::Magnitudes;
-use crate::simd::tiles::{PARTS, Unit, parts_len};
+use crate::simd::tiles::{Unit, parts_len};
 use crate::simd::{Isa, PANEL, Right};
 
 /// Keys of one tile of attention.
@@ -99,6 +99,7 @@ pub(crate) struct PanelScratch {
     claims: [Claims; 2],
     key_parts: PartScratch,
     value_parts: PartScratch,
+    part_count: usize,
 }
 
 /// Parts of panels for AMX tiles, and the magnitudes of what was split.
@@ -128,7 +129,7 @@ impl PartScratch {
         inner: usize,
         bounds: &'a [usize],
     ) -> PartGrids<'a> {
-        let len = groups * parts_len(PARTS, inner);
+        let len = groups * parts_len(isa.parts_of_attention(), inner);
         let (parts, magnitudes) = (self.parts.take(panels * len), self.magnitudes.take(panels * groups));
         let [parts_claims, claims] = &mut self.claims;
         PartGrids {
@@ -156,17 +157,18 @@ struct PartTiles<'a> {
 impl PartGrids<'_> {
     fn tile(&self, index: usize) -> Option<PartTiles<'_>> {
         let (parts, magnitudes) = (self.parts.tile(index)?, self.magnitudes.tile(index)?);
-        Some(PartTiles { unit: Unit::new(self.isa), group: self.group, parts, magnitudes })
+        Some(PartTiles { unit: Unit::of_attention(self.isa), group: self.group, parts, magnitudes })
     }
 }
 
 impl PartTiles<'_> {
-    /// Splits `rows` rows of a panel, in groups.
+    /// Splits `rows` rows of a panel, in groups, or rounds them.
     fn split(&mut self, row: usize, panel: &[f32], rows: usize) {
         let (parts, magnitudes) = (self.parts.row(row), self.magnitudes.row(row));
         magnitudes.fill(Magnitudes::default());
         let Some(unit) = &self.unit else { return magnitudes.fill(Magnitudes::UNKNOWN) };
-        let groups = parts.chunks_mut(parts_len(PARTS, self.group)).zip(magnitudes);
+        let group_len = parts.len() / magnitudes.len().max(1);
+        let groups = parts.chunks_mut(group_len.max(1)).zip(magnitudes);
         for (first, (parts, magnitudes)) in (0..rows).step_by(self.group).zip(groups) {
             let right = Right { data: &panel[first * PANEL..], stride: PANEL, panel_stride: 0 };
             let rows = (rows - first).min(self.group);
@@ -202,6 +204,8 @@ pub(crate) struct Panels<'a> {
     rounded: bool,
     /// Parts of keys, and of values in groups of [`KEYS_PER_TILE`] keys.
     parts: [Parts<'a>; 2],
+    /// Parts of an element.
+    part_count: usize,
     /// Keys `S`, visible or not.
     count: usize,
     head: usize,
@@ -227,6 +231,7 @@ impl PanelScratch {
         self.key_bounds.push(pairs * key_panels);
         cut(&mut self.value_bounds, if cache.keys == 0 { 0 } else { pairs * value_panels }, 1);
         self.rounded = cache.isa.rounds_attention();
+        self.part_count = cache.isa.parts_of_attention();
         let (key_len, value_len) = (cache.rows(cache.head) * PANEL, cache.rows(cache.keys) * PANEL);
         let keys = self.keys.take(pairs * key_panels * key_len);
         let values = self.values.take(pairs * value_panels * value_len);
@@ -246,8 +251,8 @@ impl PanelScratch {
     pub(crate) fn panels(&self, keys: usize, head: usize) -> Panels<'_> {
         let parts = [&self.key_parts, &self.value_parts];
         let parts = parts.map(|scratch| (scratch.parts.filled(), scratch.magnitudes.filled()));
-        let (rounded, values) = (self.rounded, self.values.filled());
-        Panels { keys: self.keys.filled(), values, rounded, parts, count: keys, head }
+        let (rounded, part_count, values) = (self.rounded, self.part_count, self.values.filled());
+        Panels { keys: self.keys.filled(), values, rounded, parts, part_count, count: keys, head }
     }
 
     /// Bytes held between calls.
@@ -387,14 +392,14 @@ impl<'a> Panels<'a> {
 
     /// Parts of key panel `panel`.
     pub(crate) fn key_parts(&self, pair: usize, panel: usize) -> &'a [bf16] {
-        let (panels, len) = (self.count.div_ceil(PANEL), parts_len(PARTS, self.head));
+        let (panels, len) = (self.count.div_ceil(PANEL), parts_len(self.part_count, self.head));
         &self.parts[0].0[(pair * panels + panel) * len..][..len]
     }
 
     /// Parts of value panel `panel`, of the [`KEYS_PER_TILE`] keys from visible key `first` on.
     pub(crate) fn value_parts(&self, pair: usize, panel: usize, first: usize) -> &'a [bf16] {
         let (panels, groups) = (self.head.div_ceil(PANEL), self.count.div_ceil(KEYS_PER_TILE));
-        let len = parts_len(PARTS, KEYS_PER_TILE);
+        let len = parts_len(self.part_count, KEYS_PER_TILE);
         &self.parts[1].0[((pair * panels + panel) * groups + first / KEYS_PER_TILE) * len..][..len]
     }
 

@@ -67,9 +67,9 @@ pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
     let mut out = vec![0.0f32; m * n];
     let mut ours = |isa, weights| best_gflops(m * k * n, || multiply(isa, [m, k, n], &a, weights, &mut out));
     let (vectors, widest) = (Isa::at_most(Instructions::Avx512), Isa::at_most(Instructions::default()));
-    let (packed, rounded) = (ours(vectors, &wide), ours(vectors.rounding(), &narrow));
+    let (packed, rounded) = (ours(vectors, &wide), ours(widest.rounding(), &narrow));
     let best = [ours(widest, &wide), ours(widest, &narrow)];
-    let quantized = [&int8, &int4].map(|weights| ours(vectors.quantizing(), weights));
+    let quantized = [&int8, &int4].map(|weights| ours(widest.quantizing(), weights));
     let gemm = best_gflops(m * k * n, || {
         let (k_stride, n_stride) = (k.cast_signed(), n.cast_signed());
         let (c, a, b) = (out.as_mut_ptr(), a.as_ptr(), b.as_ptr());
@@ -150,14 +150,15 @@ pub fn streams() -> Vec<Stream> {
         ("int4", Packed::new(geometry, WeightData::I4(Int4 { values: &nibbles, scales: &blocks }))),
     ];
     let [vectors, widest] = [Instructions::Avx512, Instructions::default()].map(Isa::at_most);
-    let levels = [vectors, widest, vectors.quantizing()];
+    let levels = [vectors, widest];
     let mut found = Vec::new();
     for rows in STREAM_ROWS {
         for (stored, packed) in &all {
             let Some(packed) = packed else { continue };
             let mut best = [f64::INFINITY; 3];
             for _ in 0..8 {
-                for (isa, best) in levels.into_iter().zip(&mut best) {
+                let rounding = if *stored == "bf16" { widest.rounding() } else { widest.quantizing() };
+                for (isa, best) in levels.into_iter().chain([rounding]).zip(&mut best) {
                     let start = Instant::now();
                     stream(isa, rows, packed);
                     *best = best.min(start.elapsed().as_secs_f64());

@@ -11,6 +11,7 @@ use crate::kernel_scratch::Scratch;
 use crate::key_panels::KEYS_PER_TILE;
 use crate::narrowed::{Narrowed, needs_four_bytes};
 use crate::packed::{PackScratch, Packed, Panels};
+use crate::rows::may_meet_tiles;
 use crate::simd::{Form, Instructions, Isa, tiles, widened};
 use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool};
@@ -150,7 +151,8 @@ impl Prepared {
 
     /// The same for a node that may round factors of products: where weights are bf16 and the processor multiplies
     /// pairs of bf16 faster, calls of many tokens do; where weights are integers and it multiplies integers, all do,
-    /// and attention of many tokens has factors of bf16 where these are faster.
+    /// and attention of many tokens has factors of bf16 where these are faster. On AMX tiles factors are bf16 beside
+    /// integers too, which rounds less.
     #[must_use]
     pub fn with_accuracy(self, level: AccuracyLevel) -> Self {
         match level {
@@ -221,7 +223,9 @@ impl Prepared {
             None => needs_four_bytes(data),
         };
         let few = self.isa.has_tiles() && tokens < if top_k < experts { fewest.some } else { fewest.all };
-        let isa = if few && given.into_iter().any(is_wide) { self.isa.without_tiles() } else { self.isa };
+        let leaves_tiles = few && given.into_iter().any(is_wide)
+            || self.isa.form().is_quantized() && !may_meet_tiles(self.isa, tokens);
+        let isa = if leaves_tiles { self.isa.without_tiles() } else { self.isa };
         let few = tokens.saturating_mul(top_k) < FEWEST_ROUNDED.saturating_mul(experts);
         let forms = given.map(|(weight, data)| match &self.weights[weight as usize] {
             Some(packed) => packed.panels().form(),
@@ -247,9 +251,10 @@ impl Prepared {
         let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
         let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
+        let vectors = self.isa.without_tiles();
         let rounded = self.weights.iter().flatten().map(|packed| match packed.panels().form() {
-            Form::Pairs if self.isa.rounds() => Form::Pairs.thread_bytes(packed.geometry().inner),
-            form if self.isa.quantizes_to(form) => form.thread_bytes(packed.geometry().inner),
+            Form::Pairs if vectors.rounds() => Form::Pairs.thread_bytes(packed.geometry().inner),
+            form if vectors.quantizes_to(form) => form.thread_bytes(packed.geometry().inner),
             _ => 0,
         });
         let attention = match &self.weights[Weight::Query as usize] {

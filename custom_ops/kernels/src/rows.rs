@@ -32,13 +32,23 @@ pub(crate) static IN_ORDER: [usize; TILE_ROWS] = {
 const ON_TILES: [usize; 3] = [16, 64, 64];
 const AREA_ON_TILES: [usize; 2] = [28 * 128, 48 * 128];
 
+/// As [`ON_TILES`], rounded rows beside int4: vectors multiply fewer that are quantized faster.
+const FEWEST_OF_INT4: usize = 64;
+
 /// Whether tiles serve a product of these sizes.
 ///
-/// Two parts of a weight (f16, int4) take more work than tiles save, where rows are few.
-fn on_tiles<W: Element>(isa: Isa, rows: usize, inner: usize, columns: usize) -> bool {
+/// Two parts of a weight (f16, int4) take more work than tiles save, where rows are few. Rows that are rounded are not
+/// split, so that tiles serve fewer of them, but for int4, where vectors multiply integers.
+fn on_tiles<W: Element>(isa: Isa, rounds: bool, rows: usize, inner: usize, columns: usize) -> bool {
     let enough = [rows, inner, columns].iter().zip(ON_TILES).all(|(size, fewest)| *size >= fewest);
     let many = rows > STRIP || W::PARTS == 2;
-    isa.has_tiles() && enough && rows * columns >= AREA_ON_TILES[usize::from(many)] && (W::PARTS != 2 || rows >= STRIP)
+    isa.has_tiles()
+        && enough
+        && match (rounds, W::PARTS) {
+            (true, 2) => rows >= FEWEST_OF_INT4,
+            (true, _) => true,
+            (false, parts) => rows * columns >= AREA_ON_TILES[usize::from(many)] && (parts != 2 || rows >= STRIP),
+        }
 }
 
 /// Fewest rows for which panels of f16 are widened once, with AVX2.
@@ -149,10 +159,23 @@ pub(crate) struct RowProduct<'a> {
 impl RowProduct<'_> {
     /// Computes the product into the columns `0 .. columns` of `out`.
     pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
+        let on_tiles = match self.weights.panels() {
+            Panels::F32(panels) => self.compute_on_tiles(panels, isa, out),
+            Panels::Bf16(panels) => self.compute_on_tiles(panels, isa, out),
+            Panels::F16(panels) => self.compute_on_tiles(panels, isa, out),
+            Panels::I8(panels) => self.compute_on_tiles(panels, isa, out),
+            Panels::I4(panels) => self.compute_on_tiles(panels, isa, out),
+        };
+        if !on_tiles {
+            self.compute_on_any_vectors(isa.without_tiles(), out);
+        }
+    }
+
+    fn compute_on_any_vectors(&self, isa: Isa, out: &mut Tile<'_, f32>) {
         let rows = (isa, self.weights.panels().form());
         let quantizes = isa.quantizes_to(rows.1);
         match self.weights.panels() {
-            Panels::F32(panels) => self.compute_with(panels, isa, out),
+            Panels::F32(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
             Panels::Bf16(panels) if isa.rounds() => with_rounded(rows, self.left, self.epoch, |left| {
                 self.compute_on_vectors(left, |column| self.right(panels, column).pairs(), isa, out);
             }),
@@ -162,21 +185,11 @@ impl RowProduct<'_> {
             Panels::I4(panels) if quantizes => with_rounded(rows, self.left, self.epoch, |left| {
                 self.compute_on_vectors(left, |column| self.right(panels, column), isa, out);
             }),
-            Panels::Bf16(panels) => self.compute_with(panels, isa, out),
-            Panels::F16(panels) => self.compute_with(panels, isa, out),
-            Panels::I8(panels) => self.compute_with(panels, isa, out),
-            Panels::I4(panels) => self.compute_with(panels, isa, out),
+            Panels::Bf16(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
+            Panels::F16(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
+            Panels::I8(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
+            Panels::I4(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
         }
-    }
-
-    fn compute_with<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
-        let (count, inner) = (self.left.starts.len(), self.left.inner);
-        if on_tiles::<W>(isa, count, inner, self.columns)
-            && let Some(unit) = Unit::new(isa)
-        {
-            return self.compute_on_tiles(unit, panels, isa, out);
-        }
-        self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out);
     }
 
     /// The rows `left` times the panels that `right` gives from a column on.
@@ -264,7 +277,29 @@ impl RowProduct<'_> {
 }
 
 impl RowProduct<'_> {
-    fn compute_on_tiles<W: Element>(&self, mut unit: Unit, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
+    /// Computes the product on tiles; `false` where they do not serve it, or this thread has none.
+    fn compute_on_tiles<W: Element>(&self, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) -> bool {
+        let rounds = isa.rounds_on_tiles(self.weights.panels().form());
+        let serves = on_tiles::<W>(isa, rounds, self.left.starts.len(), self.left.inner, self.columns);
+        let Some(unit) = serves.then(|| Unit::new(isa)).flatten() else { return false };
+        match rounds {
+            true => self.compute_rounded(unit.rounding(), panels, isa, out),
+            false => self.compute_exactly(unit, panels, isa, out),
+        }
+        true
+    }
+
+    /// The product of rows that are rounded to bf16.
+    fn compute_rounded<W: Element>(&self, mut unit: Unit, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
+        for column in (0..self.columns).step_by(COLUMN_LIMIT) {
+            let columns = column..self.columns.min(column + COLUMN_LIMIT);
+            unit.multiply(self.left, self.right(panels, column), columns.len(), self.epoch);
+            let sums = unit.sums().chunks(SUM_STRIDE).take(self.left.starts.len());
+            sums.enumerate().for_each(|(row, product)| self.write(row, columns.clone(), product, isa, out));
+        }
+    }
+
+    fn compute_exactly<W: Element>(&self, mut unit: Unit, panels: &Buffer<W>, isa: Isa, out: &mut Tile<'_, f32>) {
         for column in (0..self.columns).step_by(COLUMN_LIMIT) {
             let first_panel = (self.first_column + column) / PANEL;
             let right = self.right(panels, column);

@@ -343,3 +343,89 @@ fn known_rows_are_split_once_an_epoch() {
         assert_eq!(after, compute(&case, &all, &case.right, None), "{sizes:?}: another epoch");
     }
 }
+
+/// Weights in each type of two bytes or fewer that rows are rounded for.
+struct Stored {
+    brain: Vec<bf16>,
+    int8: (Vec<i8>, Vec<f32>),
+    int4: (Vec<u8>, Vec<bf16>),
+}
+
+impl Stored {
+    fn random(random: &mut Random, [_, inner, columns]: [usize; 3]) -> Self {
+        let len = inner * columns;
+        let brains = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect();
+        Self {
+            brain: brains(random.values(len)),
+            int8: ((0..len).map(|_| random.next() as i8).collect(), random.values(columns)),
+            int4: (
+                (0..len.div_ceil(2)).map(|_| random.next() as u8).collect(),
+                brains(random.values(inner.div_ceil(BLOCK) * columns)),
+            ),
+        }
+    }
+
+    /// How rows are rounded for a type, the weights, and the fewest rows of them on tiles.
+    fn types(&self, tiles: Isa) -> [(Isa, WeightData<'_>, usize); 3] {
+        let Self { brain, int8: (integers, scales), int4: (nibbles, blocks) } = self;
+        [
+            (tiles.rounding(), WeightData::Bf16(brain), 0),
+            (tiles.quantizing(), WeightData::I8 { values: integers, scales }, 0),
+            (tiles.quantizing(), WeightData::I4(Int4 { values: nibbles, scales: blocks }), FEWEST_OF_INT4),
+        ]
+    }
+}
+
+/// Rounding rows to bf16 beforehand changes no bit, and as rows that are not rounded then they give the same.
+#[test]
+fn rows_are_rounded_to_the_nearest_bf16() {
+    let Some([_, tiles]) = levels() else { return };
+    let long = [[128, 2304, 70], [70, 4000, 128]];
+    for (seed, sizes) in SIZES.into_iter().chain(long).enumerate() {
+        let mut random = Random(600 + seed as u64);
+        let mut case = Case::random(&mut random, sizes);
+        let stored = Stored::random(&mut random, sizes);
+        let factors = random.values(sizes[0]);
+        let rounded: Vec<f32> = case.left.iter().map(|value| bf16::from_f32(*value).to_f32()).collect();
+        for (isa, right, _) in stored.types(tiles).into_iter().filter(|(_, _, fewest)| sizes[0] >= *fewest) {
+            let run = |case: &Case, isa, factors| bits(&case.compute_rows(isa, 0..sizes[0], right, factors));
+            let ways = [None, Some(&factors[..])];
+            let found = ways.map(|factors| run(&case, isa, factors));
+            let values = std::mem::replace(&mut case.left, rounded.clone());
+            assert!(found == ways.map(|factors| run(&case, isa, factors)), "{sizes:?} {isa:?}");
+            assert!(found == ways.map(|factors| run(&case, tiles, factors)), "{sizes:?} {isa:?}");
+            case.left = values;
+            assert!(found[0] != run(&case, tiles, None), "{sizes:?} {isa:?}: not rounded");
+        }
+    }
+}
+
+/// A row that is not finite, and one that tiles take as 0, change no other; rows are rounded once an epoch.
+#[test]
+fn rounded_rows_do_not_change_each_other() {
+    let Some([_, tiles]) = levels() else { return };
+    for (seed, sizes) in SIZES.into_iter().enumerate() {
+        let mut random = Random(700 + seed as u64);
+        let mut case = Case::random(&mut random, sizes);
+        let stored = Stored::random(&mut random, sizes);
+        let (first, columns) = (case.left[..sizes[1]].to_vec(), sizes[2]);
+        for (isa, right, fewest) in stored.types(tiles) {
+            let run = |case: &Case, epoch| bits(&case.compute_within(isa, 0..sizes[0], right, None, epoch));
+            let whole = run(&case, None);
+            for value in [f32::NAN, f32::INFINITY, 1e-42, 3.4e38] {
+                case.left[..sizes[1]].fill(value);
+                let found = run(&case, None);
+                assert!(found[columns..] == whole[columns..], "{sizes:?} {value}");
+                let finite = found[..columns].iter().all(|bits| f32::from_bits(*bits).is_finite());
+                assert!(finite == (value == 1e-42) || value == 3.4e38 && sizes[0] < fewest, "{sizes:?} {value}");
+            }
+            let epoch = Some(Epoch::new());
+            case.left[..sizes[1]].copy_from_slice(&first);
+            assert!(run(&case, epoch) == whole);
+            case.left[..sizes[1]].fill(2.0);
+            assert!(run(&case, epoch) == whole || sizes[1] > 2048, "the caller says that nothing has changed");
+            assert!(run(&case, Some(Epoch::new())) != whole);
+            case.left[..sizes[1]].copy_from_slice(&first);
+        }
+    }
+}

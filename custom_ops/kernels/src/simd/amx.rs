@@ -12,7 +12,7 @@ use super::magnitudes::Magnitudes;
 use super::product::{Left, Right};
 use super::strip_softmax::Beside;
 use super::tiles::{Block, Job, PARTS, QUARTER, STEP, STRIP, SUM_STRIDE, Stream, TILE, parts_len};
-use super::{Element, PANEL, amx_softmax, amx_split};
+use super::{Element, PANEL, amx_rounded, amx_softmax, amx_split};
 
 /// Whether processor and system let this process use tiles; the system is asked once.
 pub(super) fn available() -> bool {
@@ -31,7 +31,11 @@ fn processor_has_tiles() -> bool {
         // SAFETY: register 0 is always there.
         unsafe { _xgetbv(0) }
     }
-    if !is_x86_feature_detected!("avx512bw") || __cpuid(0).eax < 0x1d || __cpuid(1).ecx & OSXSAVE == 0 {
+    if !is_x86_feature_detected!("avx512bw")
+        || !is_x86_feature_detected!("avx512bf16")
+        || __cpuid(0).eax < 0x1d
+        || __cpuid(1).ecx & OSXSAVE == 0
+    {
         return false;
     }
     if __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
@@ -167,6 +171,39 @@ impl Tiles {
         }
     }
 
+    /// Rounds `inner` elements of up to [`STRIP`] rows from element `first` on into `out`, a strip of one part.
+    ///
+    /// # Panics
+    ///
+    /// If a row does not fit its slice, or the parts do not fit `out`.
+    pub(super) fn round_strip(&self, left: Left<'_>, first: usize, inner: usize, out: &mut [bf16]) {
+        assert!(left.starts.len() <= STRIP && out.len() >= parts_len(1, inner), "room for a strip");
+        let from = |row: usize| left.data[left.starts[row] + first..][..inner].as_ptr();
+        let (whole, rest) = left.starts.as_chunks::<ROWS_TOGETHER>();
+        // SAFETY: the bounds are proved, and tiles come with the instructions.
+        unsafe {
+            for row in (0..whole.len()).map(|group| group * ROWS_TOGETHER) {
+                let from = [from(row), from(row + 1), from(row + 2), from(row + 3)];
+                amx_split::round_rows(from, inner, out.as_mut_ptr(), row);
+            }
+            for row in left.starts.len() - rest.len()..left.starts.len() {
+                amx_split::round_rows([from(row)], inner, out.as_mut_ptr(), row);
+            }
+        }
+    }
+
+    /// Rounds the rows of a panel into pairs of rows in bf16, zeros after them up to a whole [`STEP`].
+    ///
+    /// # Panics
+    ///
+    /// If a row is not whole, or the pairs do not fit `out`.
+    pub(super) fn round_panel(&self, panel: &[f32], out: &mut [bf16]) {
+        let inner = panel.len() / PANEL;
+        assert!(panel.len().is_multiple_of(PANEL) && out.len() >= parts_len(1, inner), "room for pairs");
+        // SAFETY: the bounds are proved, and tiles come with the instructions.
+        unsafe { amx_split::round_panel(panel.as_ptr(), inner, out.as_mut_ptr()) }
+    }
+
     /// Writes the rows of a panel of integers as pairs of rows in bf16, zeros after them.
     ///
     /// # Panics
@@ -216,7 +253,8 @@ impl Tiles {
     /// If something does not fit its slice.
     pub(super) fn multiply_and_split(&self, rows: usize, block: Block<'_>, job: Job<'_>) {
         let (inner, Job { from, to, first, pairs }) = (block.inner.next_multiple_of(STEP), job);
-        assert!(rows > TILE && block.parts == PARTS && first + pairs <= TILE, "size of a block");
+        let (parts, of) = (block.left_parts, block.parts);
+        assert!(rows > TILE && parts == PARTS && of == PARTS && first + pairs <= TILE, "size of a block");
         assert!([QUARTER, 2 * QUARTER, TILE].contains(&pairs), "size of a job");
         assert!(from.len() >= inner * PANEL && to.len() >= parts_len(PARTS, inner), "panel to split");
         let raw = self.check(rows, block);
@@ -243,7 +281,7 @@ impl Tiles {
         assert!(slots.len() >= 2 * len && slot < 2, "two slots");
         assert!(from.len() >= steps * STEP * PANEL, "steps to split");
         assert!(left.len() >= parts_len(PARTS, steps * STEP) && steps > 0, "parts of a stream");
-        let block = Block { left, right: &slots[..len], parts: PARTS, inner: STEP, sums, add };
+        let block = Block { left, left_parts: PARTS, right: &slots[..len], parts: PARTS, inner: STEP, sums, add };
         let mut raw = self.check(rows, block);
         let start = slots.as_mut_ptr();
         (raw.right, raw.steps) = (start.wrapping_add(slot * len), steps);
@@ -264,55 +302,77 @@ impl Tiles {
     ///
     /// If something does not fit its slice.
     pub(super) fn multiply(&self, rows: usize, block: Block<'_>) {
-        let parts = block.parts;
-        let raw = self.check(rows, block);
+        let ahead = block.right.as_ptr().cast();
+        self.multiply_fetching(rows, block, ahead);
+    }
+
+    /// As [`Tiles::multiply`]; blocks of one part fetch what stands at `ahead`, [`FETCHED`] bytes for each step.
+    ///
+    /// # Panics
+    ///
+    /// If something does not fit its slice.
+    pub(super) fn multiply_fetching(&self, rows: usize, block: Block<'_>, ahead: *const u8) {
+        let parts = (block.left_parts, block.parts);
+        let raw = Raw { ahead, ..self.check(rows, block) };
         // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
         unsafe {
             match (parts, rows > TILE) {
-                (1, true) => amx_blocks::pairs(&raw),
-                (1, false) => amx_blocks::pairs_low(&raw),
-                (2, true) => amx_blocks::two_parts(&raw),
-                (2, false) => amx_blocks::two_parts_low(&raw),
+                ((1, 1), true) => amx_rounded::pairs(&raw),
+                ((1, 1), false) => amx_rounded::pairs_low(&raw),
+                ((1, _), true) => amx_rounded::two_parts(&raw),
+                ((1, _), false) => amx_rounded::two_parts_low(&raw),
+                ((_, 1), true) => amx_blocks::pairs(&raw),
+                ((_, 1), false) => amx_blocks::pairs_low(&raw),
+                ((_, 2), true) => amx_blocks::two_parts(&raw),
+                ((_, 2), false) => amx_blocks::two_parts_low(&raw),
                 (_, true) => amx_blocks::three_parts(&raw),
                 (_, false) => amx_blocks::three_parts_low(&raw),
             }
         }
     }
 
-    /// As [`Tiles::multiply`] with a panel of [`PARTS`] parts, while pieces of a softmax are done; none are beside a
+    /// As [`Tiles::multiply`] with as many parts on both sides, while pieces of a softmax are done; none are beside a
     /// strip of one tile of rows.
     ///
     /// # Panics
     ///
     /// If something does not fit its slice.
     pub(super) fn multiply_beside(&self, rows: usize, block: Block<'_>, beside: Option<&mut Beside<'_>>) {
-        assert!(block.parts == PARTS && !block.add, "block beside a softmax");
+        let parts = block.parts;
+        assert!(parts == block.left_parts && !block.add, "block beside a softmax");
         let Some(beside) = beside.filter(|_| rows > TILE) else { return self.multiply(rows, block) };
         beside.check();
         let raw = self.check(rows, block);
-        let (scores, parts) = (beside.scores.as_ptr(), beside.parts.as_mut_ptr());
+        let (scores, out) = (beside.scores.as_ptr(), beside.parts.as_mut_ptr());
         // SAFETY: the bounds are proved, and `self` that the tiles of this thread are configured.
-        unsafe { amx_blocks::beside_softmax(&raw, beside.softmax, scores, parts) }
+        unsafe {
+            match parts {
+                1 => amx_rounded::beside_softmax(&raw, beside.softmax, scores, out),
+                _ => amx_blocks::beside_softmax(&raw, beside.softmax, scores, out),
+            }
+        }
     }
 
-    /// Does all pieces of a softmax that are left.
+    /// Does all pieces of a softmax that are left, whose weights have so many parts.
     ///
     /// # Panics
     ///
     /// If something does not fit its slice.
-    pub(super) fn finish(&self, beside: &mut Beside<'_>) {
+    pub(super) fn finish(&self, beside: &mut Beside<'_>, parts: usize) {
         beside.check();
         // SAFETY: the bounds are proved, and tiles come with the instructions.
-        unsafe { amx_softmax::finish(beside.softmax, beside.scores.as_ptr(), beside.parts.as_mut_ptr()) }
+        unsafe { amx_softmax::finish(beside.softmax, beside.scores.as_ptr(), beside.parts.as_mut_ptr(), parts == 1) }
     }
 
     /// Proves the bounds.
     fn check(&self, rows: usize, block: Block<'_>) -> Raw {
-        let Block { left, right, parts, inner, sums, add } = block;
-        assert!((1..=STRIP).contains(&rows) && (1..=PARTS).contains(&parts) && inner > 0, "size of a block");
-        assert!(left.len() >= parts_len(PARTS, inner) && right.len() >= parts_len(parts, inner), "parts of a block");
+        let Block { left, left_parts, right, parts, inner, sums, add } = block;
+        let products = matches!((left_parts, parts), (PARTS, 1..=PARTS) | (1, 1..=2));
+        assert!((1..=STRIP).contains(&rows) && products && inner > 0, "size of a block");
+        let fits = left.len() >= parts_len(left_parts, inner) && right.len() >= parts_len(parts, inner);
+        assert!(fits, "parts of a block");
         assert!(sums.len() >= (rows.next_multiple_of(TILE) - 1) * SUM_STRIDE + PANEL, "sums of a block");
         let (left, right, sums) = (left.as_ptr(), right.as_ptr(), sums.as_mut_ptr());
-        Raw { left, right, steps: inner.div_ceil(STEP), sums, add }
+        Raw { left, right, steps: inner.div_ceil(STEP), sums, add, ahead: right.cast() }
     }
 }

@@ -9,6 +9,7 @@ use std::arch::x86_64::_mm512_set1_epi32;
 
 use half::bf16;
 
+use super::amx_steps::{accumulators, block, left, pairs, products, right};
 use super::strip_softmax::StripSoftmax;
 use super::tiles::{PARTS, STEP, SUM_STRIDE, TILE, parts_len};
 use super::{amx_softmax, amx_split, element};
@@ -20,107 +21,8 @@ pub(super) struct Raw {
     pub(super) steps: usize,
     pub(super) sums: *mut f32,
     pub(super) add: bool,
-}
-
-/// The four products of two left and two right tiles.
-macro_rules! products {
-    (2) => {
-        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n tdpbf16ps tmm2, tmm5, tmm6\n tdpbf16ps tmm3, tmm5, tmm7\n"
-    };
-    (1) => {
-        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n"
-    };
-}
-
-/// Loads the left tiles of one part: high 0, middle 2048, low 4096.
-macro_rules! left {
-    (2, $part:literal) => {
-        concat!(
-            "tileloadd tmm4, [{left} + {line} + ",
-            $part,
-            "]\n",
-            "tileloadd tmm5, [{left} + {line} + ",
-            $part,
-            " + 1024]\n"
-        )
-    };
-    (1, $part:literal) => {
-        concat!("tileloadd tmm4, [{left} + {line} + ", $part, "]\n")
-    };
-}
-
-/// Loads the right tiles of one part.
-macro_rules! right {
-    ($part:literal) => {
-        concat!(
-            "tileloadd tmm6, [{right} + {line} + ",
-            $part,
-            "]\n",
-            "tileloadd tmm7, [{right} + {line} + ",
-            $part,
-            " + 1024]\n"
-        )
-    };
-}
-
-/// The accumulators, from or to memory.
-macro_rules! accumulators {
-    (load 2) => {
-        "tileloadd tmm0, [{out} + {stride}]\n tileloadd tmm1, [{out} + {stride} + 64]\n\
-         tileloadd tmm2, [{lower} + {stride}]\n tileloadd tmm3, [{lower} + {stride} + 64]\n"
-    };
-    (load 1) => {
-        "tileloadd tmm0, [{out} + {stride}]\n tileloadd tmm1, [{out} + {stride} + 64]\n"
-    };
-    (store 2) => {
-        "tilestored [{out} + {stride}], tmm0\n tilestored [{out} + {stride} + 64], tmm1\n\
-         tilestored [{lower} + {stride}], tmm2\n tilestored [{lower} + {stride} + 64], tmm3\n"
-    };
-    (store 1) => {
-        "tilestored [{out} + {stride}], tmm0\n tilestored [{out} + {stride} + 64], tmm1 /* not {lower} */\n"
-    };
-}
-
-/// Defines the product of a strip of one or two tiles of rows with a panel; `$step` is one inner step, which may read
-/// further operands.
-macro_rules! block {
-    ($name:ident, $tiles:tt, $right_step:literal, [$($operands:tt)*], $($step:expr),+) => {
-        /// A strip times a panel.
-        ///
-        /// # Safety
-        ///
-        /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds.
-        pub(super) unsafe fn $name(raw: &Raw) {
-            let Raw { left, right, steps, sums, add } = *raw;
-            // SAFETY: by the caller's promise.
-            unsafe {
-                asm!(
-                    "test {add}, {add}",
-                    "jnz 3f",
-                    "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
-                    "jmp 2f",
-                    "3:",
-                    accumulators!(load $tiles),
-                    "2:",
-                    $($step,)+
-                    concat!("add {left}, 6144\n add {right}, ", $right_step, "\n dec {steps}\n jnz 2b"),
-                    accumulators!(store $tiles),
-                    left = inout(reg) left => _,
-                    right = inout(reg) right => _,
-                    steps = inout(reg) steps => _,
-                    out = in(reg) sums,
-                    lower = in(reg) sums.wrapping_add(TILE * SUM_STRIDE),
-                    stride = in(reg) SUM_STRIDE * size_of::<f32>(),
-                    line = in(reg) 64usize,
-                    add = in(reg) usize::from(add),
-                    $($operands)*
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
-            }
-        }
-    };
+    /// What is read later, fetched by blocks of one part: [`FETCHED`](super::tiles::FETCHED) bytes beside each step.
+    pub(super) ahead: *const u8,
 }
 
 // Each load changes one side, so that an inner step of six products takes seven pairs of loads; the largest product
@@ -128,8 +30,8 @@ macro_rules! block {
 block!(
     three_parts,
     2,
-    "6144",
-    [],
+    ["6144", "6144"],
+    |raw| [],
     left!(2, "4096"),
     right!("0"),
     products!(2),
@@ -147,8 +49,8 @@ block!(
 block!(
     three_parts_low,
     1,
-    "6144",
-    [],
+    ["6144", "6144"],
+    |raw| [],
     left!(1, "4096"),
     right!("0"),
     products!(1),
@@ -166,8 +68,8 @@ block!(
 block!(
     two_parts,
     2,
-    "4096",
-    [],
+    ["6144", "4096"],
+    |raw| [],
     left!(2, "4096"),
     right!("0"),
     products!(2),
@@ -183,8 +85,8 @@ block!(
 block!(
     two_parts_low,
     1,
-    "4096",
-    [],
+    ["6144", "4096"],
+    |raw| [],
     left!(1, "4096"),
     right!("0"),
     products!(1),
@@ -220,7 +122,7 @@ macro_rules! on_tiles {
 ///
 /// [`Tiles`] must be configured on this thread, `steps` positive, and `raw` describe a block that is in bounds and not
 /// added to; as for [`amx_softmax::step`].
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn beside_softmax(raw: &Raw, softmax: &mut StripSoftmax, scores: *const f32, parts: *mut bf16) {
     let Raw { left, right, steps, sums, .. } = *raw;
     let order = amx_split::in_turn();
@@ -260,13 +162,6 @@ pub(super) unsafe fn beside_softmax(raw: &Raw, softmax: &mut StripSoftmax, score
 /// Elements of the parts of a step.
 const STEP_LEN: usize = parts_len(PARTS, STEP);
 
-/// Loads the right tiles where they stand beside each other, in rows of 128 bytes.
-macro_rules! pairs {
-    () => {
-        "tileloadd tmm6, [{right} + {row}]\n tileloadd tmm7, [{right} + {row} + 64]\n"
-    };
-}
-
 /// Fetches 8 lines at this place [`PAIRS_AHEAD`] later.
 macro_rules! fetch {
     ($($place:literal),+) => {
@@ -283,8 +178,8 @@ macro_rules! block_of_pairs {
         block!(
             $name,
             $tiles,
-            "2048",
-            [row = in(reg) 128usize, ahead = const PAIRS_AHEAD,],
+            ["6144", "2048"],
+            |raw| [row = in(reg) 128usize, ahead = const PAIRS_AHEAD,],
             left!($tiles, "4096"),
             pairs!(),
             products!($tiles),
@@ -345,7 +240,7 @@ macro_rules! block_and_split {
         /// from `to` and `raw.right` in turn.
         #[target_feature(enable = "avx512f,avx512bw")]
         pub(super) unsafe fn $name(raw: &Raw, from: *const f32, to: *mut bf16) {
-            let Raw { left, right, steps, sums, add } = *raw;
+            let Raw { left, right, steps, sums, add, .. } = *raw;
             // SAFETY: by the caller's promise.
             unsafe {
                 asm!(

@@ -14,16 +14,77 @@ use super::{LANES, amx_split};
 
 const _: () = assert!(PIECE_LEN == PIECE && PIECE == 2 * STEP);
 
+/// How weights stand as the left factor of the next product.
+trait Weights {
+    /// Parts of a weight.
+    const PARTS: usize;
+
+    /// Writes one row of a step of a strip.
+    ///
+    /// # Safety
+    ///
+    /// Lines of all parts must be ours to write from `out` on; the processor must have AVX-512 F and BW, and
+    /// AVX512_BF16.
+    unsafe fn store(&self, values: [__m512; 2], out: *mut bf16);
+}
+
+/// Split into three parts, in this order of [`amx_split::in_turn`].
+struct Split(__m512i);
+
+impl Weights for Split {
+    const PARTS: usize = PARTS;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[inline]
+    unsafe fn store(&self, values: [__m512; 2], out: *mut bf16) {
+        // SAFETY: by the caller's promise.
+        unsafe { amx_split::store_step(values, self.0, out) }
+    }
+}
+
+/// Rounded to bf16.
+struct Rounded;
+
+impl Weights for Rounded {
+    const PARTS: usize = 1;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[inline]
+    unsafe fn store(&self, values: [__m512; 2], out: *mut bf16) {
+        // SAFETY: by the caller's promise.
+        unsafe { amx_split::store_rounded(values, out) }
+    }
+}
+
 /// Does the next piece; none where all are done.
 ///
 /// # Safety
 ///
 /// `scores` must be readable in as many rows as `softmax` has, [`SUM_STRIDE`] apart, of as many elements as the tile
 /// has keys, up to a whole piece; the parts of a strip of as many inner steps must be ours to write at `out`; the
-/// processor must have AVX-512 F and BW.
-#[target_feature(enable = "avx512f,avx512bw")]
+/// processor must have AVX-512 F and BW, and AVX512_BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 #[inline]
 pub(super) unsafe fn step(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16, order: __m512i) {
+    // SAFETY: by the caller's promise.
+    unsafe { step_of(softmax, scores, out, &Split(order)) }
+}
+
+/// As [`step`] of a strip of one part.
+///
+/// # Safety
+///
+/// As for [`step`].
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[inline]
+pub(super) unsafe fn rounded_step(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16) {
+    // SAFETY: by the caller's promise.
+    unsafe { step_of(softmax, scores, out, &Rounded) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[inline]
+unsafe fn step_of<W: Weights>(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16, form: &W) {
     let row = softmax.row;
     if row >= softmax.rows() {
         return finish_rows(softmax);
@@ -37,11 +98,11 @@ pub(super) unsafe fn step(softmax: &mut StripSoftmax, scores: *const f32, out: *
             softmax.first = Some(0);
             return;
         };
-        let out = out.add(row / TILE * TILE_LEN + row % TILE * STEP + first / STEP * PARTS * 2 * TILE_LEN);
+        let out = out.add(row / TILE * TILE_LEN + row % TILE * STEP + first / STEP * W::PARTS * 2 * TILE_LEN);
         let seen = softmax.seen(row).saturating_sub(first);
         match seen >= PIECE {
-            true => weights::<true>(softmax, scores.add(first), out, PIECE, order),
-            false => weights::<false>(softmax, scores.add(first), out, seen, order),
+            true => weights::<true, W>(softmax, scores.add(first), out, PIECE, form),
+            false => weights::<false, W>(softmax, scores.add(first), out, seen, form),
         }
         if first + PIECE < softmax.keys() {
             softmax.first = Some(first + PIECE);
@@ -52,34 +113,39 @@ pub(super) unsafe fn step(softmax: &mut StripSoftmax, scores: *const f32, out: *
     (softmax.row, softmax.first) = (row + 1, None);
 }
 
-/// Does all pieces that are left.
+/// Does all pieces that are left, of a strip of one part where `rounded`.
 ///
 /// # Safety
 ///
 /// As for [`step`].
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn finish(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16) {
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn finish(softmax: &mut StripSoftmax, scores: *const f32, out: *mut bf16, rounded: bool) {
     let order = amx_split::in_turn();
     while !softmax.done() {
         // SAFETY: by the caller's promise.
-        unsafe { step(softmax, scores, out, order) };
+        unsafe {
+            match rounded {
+                true => rounded_step(softmax, scores, out),
+                false => step(softmax, scores, out, order),
+            }
+        }
     }
 }
 
-/// The weights of a piece, of whose keys the row sees `seen`, split into two steps of the strip.
+/// The weights of a piece, of whose keys the row sees `seen`, as two steps of the strip.
 ///
 /// # Safety
 ///
 /// `seen` scores must be readable, all of the piece if `WHOLE`; two steps must be ours to write at `out`; the processor
-/// must have AVX-512 F and BW.
-#[target_feature(enable = "avx512f,avx512bw")]
+/// must have AVX-512 F and BW, and AVX512_BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 #[inline]
-unsafe fn weights<const WHOLE: bool>(
+unsafe fn weights<const WHOLE: bool, W: Weights>(
     softmax: &mut StripSoftmax,
     scores: *const f32,
     out: *mut bf16,
     seen: usize,
-    order: __m512i,
+    form: &W,
 ) {
     let masks: [_; VECTORS] = std::array::from_fn(|vector| first_lanes(seen.saturating_sub(vector * LANES)));
     let shift = _mm512_set1_ps(softmax.new[softmax.row]);
@@ -100,8 +166,8 @@ unsafe fn weights<const WHOLE: bool>(
         }
         _mm512_storeu_ps(softmax.lanes.as_mut_ptr(), lanes);
         let [a, b, c, d] = weights;
-        amx_split::store_step([a, b], order, out);
-        amx_split::store_step([c, d], order, out.add(PARTS * 2 * TILE_LEN));
+        form.store([a, b], out);
+        form.store([c, d], out.add(W::PARTS * 2 * TILE_LEN));
     }
 }
 

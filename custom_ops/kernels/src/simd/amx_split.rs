@@ -6,10 +6,11 @@
 //! has no `low`.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_max_epu32,
-    _mm512_min_epu32, _mm512_permutex2var_epi16, _mm512_reduce_max_epu32, _mm512_reduce_min_epu32, _mm512_set1_epi32,
-    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
+    __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps,
+    _mm512_max_epu32, _mm512_min_epu32, _mm512_or_si512, _mm512_permutex2var_epi16, _mm512_permutexvar_epi16,
+    _mm512_reduce_max_epu32, _mm512_reduce_min_epu32, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_srli_epi32, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
 };
 
 use std::ops::Range;
@@ -28,6 +29,16 @@ static IN_TURN: [u16; 32] = upper_halves(false);
 
 /// The upper halves of two vectors in pairs, one of each.
 static IN_PAIRS: [u16; 32] = upper_halves(true);
+
+/// The halves of a vector of words in pairs, one of each.
+static BOTH_HALVES: [u16; 32] = {
+    let (mut order, mut lane) = ([0; 32], 0);
+    while lane < 16 {
+        (order[2 * lane], order[2 * lane + 1]) = (lane as u16, 16 + lane as u16);
+        lane += 1;
+    }
+    order
+};
 
 const fn upper_halves(pairs: bool) -> [u16; 32] {
     let (mut order, mut lane) = ([0; 32], 0);
@@ -165,6 +176,52 @@ pub(super) unsafe fn rows<const N: usize, const JUDGE: bool>(
     lanes.map(|lanes| if JUDGE { lanes.join() } else { Magnitudes::default() })
 }
 
+/// Rounds `inner` elements of some rows into the tiles of a strip of one part, from row `row` on, zeros after them.
+///
+/// # Safety
+///
+/// `inner` elements of each row at `from` must be readable; `ceil(inner / STEP)` steps of a strip of one part must be
+/// ours to write at `strip`, of which the rows lie in one tile; the processor must have AVX-512 F and AVX512_BF16.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) unsafe fn round_rows<const N: usize>(from: [*const f32; N], inner: usize, strip: *mut bf16, row: usize) {
+    let mut out = strip.wrapping_add(row / TILE * TILE_LEN + row % TILE * STEP);
+    // SAFETY: by the caller's promise; masks keep the last loads inside a row.
+    unsafe {
+        let whole = inner / STEP * STEP;
+        for first in (0..whole).step_by(STEP) {
+            for (row, from) in from.iter().enumerate() {
+                let from = from.add(first);
+                store_rounded([_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(LANES))], out.add(row * STEP));
+            }
+            out = out.wrapping_add(2 * TILE_LEN);
+        }
+        if whole < inner {
+            let left = inner - whole;
+            let [low, high] = [first_lanes(left), first_lanes(left.saturating_sub(LANES))];
+            for (row, from) in from.iter().enumerate() {
+                let from = from.add(whole);
+                let both = [_mm512_maskz_loadu_ps(low, from), _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES))];
+                store_rounded(both, out.add(row * STEP));
+            }
+        }
+    }
+}
+
+/// Writes one row of a step of a strip of one part: `values`, rounded.
+///
+/// # Safety
+///
+/// A line must be ours to write at `out`; the processor must have AVX-512 F and AVX512_BF16.
+#[target_feature(enable = "avx512f,avx512bf16")]
+#[inline]
+pub(super) unsafe fn store_rounded([a, b]: [__m512; 2], out: *mut bf16) {
+    // SAFETY: by the caller's promise; a vector of bf16 has the bits of its values.
+    unsafe {
+        let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a));
+        _mm512_storeu_si512(out.cast(), rounded);
+    }
+}
+
 /// Splits `inner` rows of a panel into tiles of pairs of rows, zeros after them: the pairs `pairs` of every tile.
 ///
 /// # Safety
@@ -211,6 +268,32 @@ pub(super) unsafe fn panel<W: Element>(
     }
 }
 
+/// Rounds `inner` rows of [`PANEL`] values into pairs of rows in bf16, zeros after the last up to a whole [`STEP`].
+///
+/// # Safety
+///
+/// `inner` rows must be readable at `from` and a panel of one part ours to write at `out`; the processor must have
+/// AVX-512 F and BW, and AVX512_BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn round_panel(from: *const f32, inner: usize, out: *mut bf16) {
+    // SAFETY: by the caller's promise; a vector of bf16 has the bits of its values.
+    unsafe {
+        let order = _mm512_loadu_si512(BOTH_HALVES.as_ptr().cast());
+        for row in (0..inner.next_multiple_of(STEP)).step_by(2) {
+            for first in (0..PANEL).step_by(LANES) {
+                let load = |row: usize| match row < inner {
+                    true => _mm512_loadu_ps(from.add(row * PANEL + first)),
+                    false => _mm512_setzero_ps(),
+                };
+                let both: __m512bh = _mm512_cvtne2ps_pbh(load(row + 1), load(row));
+                let both = std::mem::transmute::<__m512bh, __m512i>(both);
+                let pairs = _mm512_permutexvar_epi16(order, both);
+                _mm512_storeu_si512(out.add(row * PANEL + 2 * first).cast(), pairs);
+            }
+        }
+    }
+}
+
 /// Writes `inner` rows of [`PANEL`] integers as pairs of rows in bf16, zeros after the last.
 ///
 /// # Safety
@@ -221,14 +304,14 @@ pub(super) unsafe fn panel<W: Element>(
 pub(super) unsafe fn pair_integers(from: *const i8, inner: usize, out: *mut bf16) {
     // SAFETY: by the caller's promise.
     unsafe {
-        let order = pairs();
         for row in (0..inner).step_by(2) {
             for first in (0..PANEL).step_by(LANES) {
                 let load = |row: usize| match row < inner {
                     true => _mm512_castps_si512(i8::load16(from.add(row * PANEL + first), 0)),
                     false => _mm512_setzero_si512(),
                 };
-                let both = _mm512_permutex2var_epi16(load(row), order, load(row + 1));
+                // The lower half of the f32 of an int8 is 0.
+                let both = _mm512_or_si512(_mm512_srli_epi32::<16>(load(row)), load(row + 1));
                 _mm512_storeu_si512(out.add(row * PANEL + 2 * first).cast(), both);
             }
         }
@@ -258,6 +341,24 @@ pub(super) unsafe fn magnitudes<W: Element>(from: *const W, count: usize) -> Mag
 mod tests {
     use super::*;
     use crate::skip::skip;
+
+    #[test]
+    fn panels_are_rounded_and_paired_by_rows() {
+        if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("avx512bw") {
+            return skip("no AVX512_BF16");
+        }
+        for inner in [1, 2, 7, 32, 65] {
+            let panel: Vec<f32> = (0..inner * PANEL).map(|index| (index as f32 - 99.0) / 7.0).collect();
+            let mut pairs = vec![bf16::NAN; inner.next_multiple_of(STEP) * PANEL];
+            // SAFETY: the sizes are those that the rows need, and the processor was asked.
+            unsafe { round_panel(panel.as_ptr(), inner, pairs.as_mut_ptr()) };
+            for (place, pair) in pairs.iter().enumerate() {
+                let (row, column, step) = (place / (2 * PANEL), place / 2 % PANEL, place % 2);
+                let value = panel.get((2 * row + step) * PANEL + column).copied().unwrap_or(0.0);
+                assert_eq!(*pair, bf16::from_f32(value), "{inner}: {place}");
+            }
+        }
+    }
 
     #[test]
     fn integers_are_paired_by_rows() {

@@ -14,9 +14,10 @@
 //!
 //! `widened` is the door to panels that are widened for many blocks of rows.
 //!
-//! `tiles` is the door to products of many rows on AMX tiles, `strip_softmax` that to attention on them; `amx` asks for
-//! tiles and proves bounds, `amx_split` cuts f32 into bf16 parts, `amx_blocks` multiplies them, `amx_softmax` stands
-//! between these products, `known_rows` knows what was split last.
+//! `tiles` is the door to products of many rows on AMX tiles: `pairs_on_tiles` has those with weights of one part,
+//! `rounded_tiles` those of rows that are rounded. `strip_softmax` is the door to attention on them. `amx` asks for
+//! tiles and proves bounds, `amx_split` cuts f32 into bf16 parts or rounds it, `amx_blocks` and `amx_rounded` multiply
+//! these in `amx_steps`, `amx_softmax` stands between these products, `known_rows` knows what was split last.
 
 mod activations;
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
@@ -27,10 +28,15 @@ mod amx;
 mod amx_blocks;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
+mod amx_rounded;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
 mod amx_softmax;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod amx_split;
+#[cfg(target_arch = "x86_64")]
+mod amx_steps;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx2;
@@ -65,6 +71,7 @@ mod one_token;
 mod packable;
 #[allow(unsafe_code)]
 pub(crate) mod pairs;
+mod pairs_on_tiles;
 #[allow(unsafe_code)]
 mod past_caches;
 #[allow(unsafe_code)]
@@ -72,6 +79,7 @@ mod portable;
 mod product;
 pub(crate) mod quantized;
 mod rounded_rows;
+mod rounded_tiles;
 mod sticks;
 pub(crate) mod strip_softmax;
 #[allow(unsafe_code)]
@@ -187,25 +195,35 @@ impl Isa {
         self.0 == Instructions::Avx2
     }
 
-    /// The same without tiles.
+    /// The same without tiles. Rows that tiles would have rounded to bf16 stay f32 where vectors gain nothing by it.
     pub(crate) fn without_tiles(self) -> Self {
-        Self(self.0.min(Instructions::Avx512), self.1, self.2)
+        if !self.has_tiles() {
+            return self;
+        }
+        let vectors = Self(Instructions::Avx512, self.1, Rounding::NONE);
+        match self.form() {
+            Form::Values => vectors,
+            Form::Pairs => vectors.rounding(),
+            form => vectors.quantizing().quantizing_to(form),
+        }
     }
 
-    /// The same, by which factors are rounded to bf16 where that makes products faster: AMX tiles are faster without.
+    /// The same, by which factors are rounded to bf16 where that makes products faster.
     pub(crate) fn rounding(self) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if self.0 == Instructions::Avx512 && self.1.doubles_pairs && is_x86_feature_detected!("avx512bf16") {
+        if self.has_tiles()
+            || self.0 == Instructions::Avx512 && self.1.doubles_pairs && is_x86_feature_detected!("avx512bf16")
+        {
             return Self(self.0, self.1, Rounding { rows: Form::Pairs, attention: true });
         }
         self
     }
 
-    /// The same, by which rows are quantized where the processor multiplies integers, and attention is that of
-    /// [`Self::rounding`]: AMX tiles are faster without, and so is int8 with AVX2.
+    /// The same, by which rows are quantized where the processor multiplies integers, and rounded to bf16 where they
+    /// go to AMX tiles; attention is that of [`Self::rounding`]. With AVX2 int8 is faster without.
     pub(crate) fn quantizing(self) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if self.0 == Instructions::Avx512
+        if self.has_wide_vectors()
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx512vnni")
@@ -255,9 +273,24 @@ impl Isa {
         self.form().is_quantized() && form.is_quantized() && (form == Form::OF_INT4 || !self.is_avx2())
     }
 
-    /// Whether factors of attention are rounded.
+    /// Whether rows are rounded to bf16 that tiles multiply with weights which want `form` on vectors.
+    pub(crate) fn rounds_on_tiles(self, form: Form) -> bool {
+        self.has_tiles()
+            && match self.form() {
+                Form::Values => false,
+                Form::Pairs => form == Form::Pairs,
+                Form::Quantized(_) => form.is_quantized(),
+            }
+    }
+
+    /// Whether factors of attention on vectors are rounded.
     pub(crate) fn rounds_attention(self) -> bool {
-        self.2.attention
+        self.2.attention && !self.has_tiles()
+    }
+
+    /// Parts of a factor of attention on tiles: one where it is rounded.
+    pub(crate) fn parts_of_attention(self) -> usize {
+        if self.2.attention { 1 } else { tiles::PARTS }
     }
 
     /// Whether pairs of bf16 are multiplied by AVX512_BF16.

@@ -38,6 +38,14 @@ impl Tiles {
         match *self {}
     }
 
+    pub(super) fn round_strip(&self, _: Left<'_>, _: usize, _: usize, _: &mut [bf16]) {
+        match *self {}
+    }
+
+    pub(super) fn round_panel(&self, _: &[f32], _: &mut [bf16]) {
+        match *self {}
+    }
+
     pub(super) fn pair_integers(&self, _: &[i8], _: &mut [bf16]) {
         match *self {}
     }
@@ -58,7 +66,11 @@ impl Tiles {
         match *self {}
     }
 
-    pub(super) fn finish(&self, _: &mut Beside<'_>) {
+    pub(super) fn finish(&self, _: &mut Beside<'_>, _: usize) {
+        match *self {}
+    }
+
+    pub(super) fn multiply_fetching(&self, _: usize, _: Block<'_>, _: *const u8) {
         match *self {}
     }
 

@@ -254,10 +254,12 @@ impl Isa {
     }
 
     /// The order in which rows of `inner` values are quantized where they stand, before they are multiplied with
-    /// weights that want this form; `None` where they are not.
+    /// weights that want this form; `None` where they are not, as where tiles may take them.
     pub(crate) fn quantized_in_place(self, form: Form, inner: usize) -> Option<StepOrder> {
         match form {
-            Form::Quantized(order) if self.quantizes_to(form) && inner.is_multiple_of(BLOCK) => Some(order),
+            Form::Quantized(order) if !self.has_tiles() && self.quantizes_to(form) && inner.is_multiple_of(BLOCK) => {
+                Some(order)
+            }
             _ => None,
         }
     }

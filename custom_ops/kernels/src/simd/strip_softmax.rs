@@ -77,9 +77,10 @@ impl StripSoftmax {
         }
     }
 
-    /// Goes on to the keys `keys`, of heads of `head` elements.
-    pub(crate) fn begin(&mut self, keys: Range<usize>, head: usize) {
-        let products = 2 * PRODUCTS * keys.len().div_ceil(STEP) * head.div_ceil(STEP);
+    /// Goes on to the keys `keys`, of heads of `head` elements, of which products have so many `parts`.
+    pub(crate) fn begin(&mut self, keys: Range<usize>, head: usize, parts: usize) {
+        let each = if parts == 1 { 1 } else { PRODUCTS };
+        let products = 2 * each * keys.len().div_ceil(STEP) * head.div_ceil(STEP);
         self.pace = Pace { pieces: self.rows * (1 + keys.len().div_ceil(PIECE_LEN)) + 1, products, due: 0 };
         (self.row, self.first, self.keys) = (0, None, keys);
     }
@@ -157,20 +158,20 @@ impl Unit {
         place: usize,
         beside: Option<&mut StripSoftmax>,
     ) {
-        let len = parts_len(PARTS, head);
+        let len = parts_len(self.parts, head);
         let left = &self.scratch.left.filled()[strip * len..][..len];
         let (even, odd) = self.scratch.sums.filled_mut().split_at_mut(STRIP_LEN);
         let (sums, scores) = if place == 0 { (even, odd) } else { (odd, even) };
         let parts = self.scratch.right[1 - place].filled_mut();
         let beside = beside.map(|softmax| Beside { softmax, scores, parts });
-        multiply_panels(&self.tiles, rows, (left, head), panels, sums, beside);
+        multiply_panels(&self.tiles, self.parts, rows, (left, head), panels, sums, beside);
     }
 
     /// Does what is left of `softmax`, whose scores are in place `place`.
     pub(crate) fn finish(&mut self, softmax: &mut StripSoftmax, place: usize) {
         let scores = &self.scratch.sums.filled()[place * STRIP_LEN..][..STRIP_LEN];
         let parts = self.scratch.right[place].filled_mut();
-        self.tiles.finish(&mut Beside { softmax, scores, parts });
+        self.tiles.finish(&mut Beside { softmax, scores, parts }, self.parts);
     }
 
     /// The weights of `rows` rows in place `place` times `keys` values in panels, while `beside`, whose scores are in
@@ -188,14 +189,16 @@ impl Unit {
         let (left, parts) = if place == 0 { (even, odd) } else { (odd, even) };
         let (left, parts) = (left.filled(), parts.filled_mut());
         let beside = beside.map(|softmax| Beside { softmax, scores, parts });
-        multiply_panels(&self.tiles, rows, (left, keys), panels, sums, beside);
+        multiply_panels(&self.tiles, self.parts, rows, (left, keys), panels, sums, beside);
         sums
     }
 }
 
-/// `rows` rows of a strip of so many elements times panels, into the sums, while `beside` goes on.
+/// `rows` rows of a strip of so many elements times panels, of so many parts both, into the sums, while `beside` goes
+/// on.
 fn multiply_panels<'a>(
     tiles: &Tiles,
+    parts: usize,
     rows: usize,
     (left, inner): (&[bf16], usize),
     panels: impl Iterator<Item = &'a [bf16]>,
@@ -203,7 +206,8 @@ fn multiply_panels<'a>(
     mut beside: Option<Beside<'_>>,
 ) {
     for (column, right) in panels.enumerate() {
-        let block = Block { left, right, parts: PARTS, inner, sums: &mut sums[column * PANEL..], add: false };
+        let sums = &mut sums[column * PANEL..];
+        let block = Block { left, left_parts: parts, right, parts, inner, sums, add: false };
         tiles.multiply_beside(rows, block, beside.as_mut());
     }
 }
@@ -225,10 +229,15 @@ mod tests {
 
     #[test]
     fn pieces_give_the_bits_of_rows() {
-        let isa = Isa::at_most(Instructions::Amx);
-        let Some(mut unit) = Unit::new(isa) else {
-            return skip("no AMX tiles");
-        };
+        for isa in [Isa::at_most(Instructions::Amx), Isa::at_most(Instructions::Amx).rounding()] {
+            let Some(unit) = Unit::of_attention(isa) else {
+                return skip("no AMX tiles");
+            };
+            pieces_of(unit, isa);
+        }
+    }
+
+    fn pieces_of(mut unit: Unit, isa: Isa) {
         for (rows, tiles) in [
             (1, [1, 1]),
             (3, [64, 1]),
@@ -246,7 +255,7 @@ mod tests {
                 let sums = unit.scratch.sums.filled_mut();
                 sums.iter_mut().enumerate().for_each(|(place, sum)| *sum = score(place));
                 let mut expected = sums[place * STRIP_LEN..][..STRIP_LEN].to_vec();
-                softmax.begin(keys.clone(), 128);
+                softmax.begin(keys.clone(), 128, unit.parts);
                 unit.finish(&mut softmax, place);
                 let own: Vec<usize> =
                     seen.iter().map(|seen| (*seen).clamp(keys.start, keys.end) - keys.start).collect();
@@ -265,9 +274,12 @@ mod tests {
                 }
                 let starts: Vec<usize> = (0..rows).map(|row| row * SUM_STRIDE).collect();
                 let left = Left::new(&expected, &starts, keys.len());
-                let parts = unit.scratch.right[place].filled()[..parts_len(PARTS, keys.len())].to_vec();
-                let mut others = parts.clone();
-                unit.tiles.split_strip::<false>(left, 0, keys.len(), &mut others, &mut [Magnitudes::default(); STRIP]);
+                let parts = unit.scratch.right[place].filled()[..parts_len(unit.parts, keys.len())].to_vec();
+                let (mut others, mut found) = (parts.clone(), [Magnitudes::default(); STRIP]);
+                match unit.parts {
+                    1 => unit.tiles.round_strip(left, 0, keys.len(), &mut others),
+                    _ => unit.tiles.split_strip::<false>(left, 0, keys.len(), &mut others, &mut found),
+                }
                 assert!(parts == others, "{rows} {keys:?}: parts of weights");
                 let weighs = parts.iter().any(|part| *part != bf16::ZERO);
                 assert!(weighs || keys.start > 0, "{rows} {keys:?}: no weights");
@@ -278,10 +290,13 @@ mod tests {
     /// Whole strips are done when both products that they stand beside are.
     #[test]
     fn pieces_are_spread_over_all_products() {
-        for (rows, keys, head) in [(32, 256, 128), (32, 256, 64), (17, 64, 256), (32, 100, 512)] {
+        let sizes = [(32, 256, 128), (32, 256, 64), (17, 64, 256), (32, 100, 512)];
+        for ((rows, keys, head), (parts, each)) in
+            sizes.into_iter().flat_map(|sizes| [(sizes, (PARTS, PRODUCTS)), (sizes, (1, 1))])
+        {
             let mut softmax = StripSoftmax::new(&vec![keys; rows]);
-            softmax.begin(0..keys, head);
-            let products = 2 * PRODUCTS * keys.div_ceil(STEP) * head.div_ceil(STEP);
+            softmax.begin(0..keys, head, parts);
+            let products = 2 * each * keys.div_ceil(STEP) * head.div_ceil(STEP);
             let half: usize = (0..products / 2).map(|_| softmax.pieces()).sum();
             let all = half + (0..products / 2).map(|_| softmax.pieces()).sum::<usize>();
             assert_eq!(all, rows * (1 + keys.div_ceil(PIECE_LEN)) + 1);

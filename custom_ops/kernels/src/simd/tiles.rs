@@ -56,6 +56,9 @@ pub(crate) const STRIP: usize = 2 * TILE;
 /// Inner steps of a tile.
 pub(crate) const STEP: usize = 32;
 
+/// Bytes that a block of one part fetches beside each step, eight lines of a cache.
+pub(super) const FETCHED: usize = 512;
+
 /// Elements of a tile of parts.
 pub(super) const TILE_LEN: usize = TILE * STEP;
 
@@ -68,8 +71,11 @@ pub(crate) const COLUMN_LIMIT: usize = 512;
 /// Most inner steps whose parts are in memory at one time.
 pub(crate) const INNER_LIMIT: usize = 512;
 
+/// As [`INNER_LIMIT`] for rows that are rounded, of which there are [`ROW_LIMIT`].
+pub(super) const ROUNDED_LIMIT: usize = 2048;
+
 /// As [`INNER_LIMIT`] for one strip of rows.
-const STREAM_LIMIT: usize = INNER_LIMIT * (ROW_LIMIT / STRIP);
+pub(super) const STREAM_LIMIT: usize = INNER_LIMIT * (ROW_LIMIT / STRIP);
 
 /// Elements between two rows of sums; the gap keeps rows from meeting in the same few sets of a cache.
 pub(crate) const SUM_STRIDE: usize = COLUMN_LIMIT + LANES;
@@ -84,6 +90,8 @@ pub(crate) const fn parts_len(parts: usize, inner: usize) -> usize {
 pub(super) struct Block<'a> {
     /// Parts of a strip.
     pub(super) left: &'a [bf16],
+    /// Parts of a value of the strip: [`PARTS`], or 1 where it is rounded.
+    pub(super) left_parts: usize,
     /// Parts of a panel; where there is one part, pairs of inner steps in rows of [`PANEL`].
     pub(super) right: &'a [bf16],
     /// Parts of a value of the panel.
@@ -142,11 +150,11 @@ pub(super) struct Scratch {
 
 /// Elements of the three parts of [`Scratch`].
 const SCRATCH_LEN: [usize; 3] =
-    [ROW_LIMIT / STRIP * parts_len(PARTS, INNER_LIMIT), parts_len(PARTS, INNER_LIMIT), ROW_LIMIT * SUM_STRIDE];
+    [ROW_LIMIT / STRIP * parts_len(1, ROUNDED_LIMIT), parts_len(PARTS, INNER_LIMIT), ROW_LIMIT * SUM_STRIDE];
 
-/// How many strips of `inner` elements a thread has room for.
-pub(crate) const fn strips_of(inner: usize) -> usize {
-    SCRATCH_LEN[0] / parts_len(PARTS, inner)
+/// How many strips of `inner` elements of so many parts a thread has room for.
+pub(crate) const fn strips_of(parts: usize, inner: usize) -> usize {
+    SCRATCH_LEN[0] / parts_len(parts, inner)
 }
 
 /// Bytes that a thread keeps.
@@ -173,6 +181,8 @@ fn job_pairs(rows: usize) -> usize {
 pub(crate) struct Unit {
     pub(super) scratch: Scratch,
     pub(super) tiles: Tiles,
+    /// Parts of a value of the left factor, and in attention of both: 1 where these are rounded, [`PARTS`] else.
+    pub(super) parts: usize,
 }
 
 impl Drop for Unit {
@@ -190,7 +200,7 @@ impl Unit {
         let scratch = SCRATCH.take()?;
         // SAFETY: `Isa` proves that this process may use tiles, and the memory that the thread has no other unit.
         let tiles = unsafe { Tiles::configure() }?;
-        let (mut unit, [left, right, sums]) = (Self { scratch, tiles }, SCRATCH_LEN);
+        let (mut unit, [left, right, sums]) = (Self { scratch, tiles, parts: PARTS }, SCRATCH_LEN);
         unit.scratch.known.make_room();
         unit.scratch.left.take(left);
         unit.scratch.right.iter_mut().for_each(|buffer| _ = buffer.take(right));
@@ -198,13 +208,29 @@ impl Unit {
         Some(unit)
     }
 
-    /// Splits the first panel of `right`, of `inner` rows, into `out`.
+    /// The tiles of this thread for attention, whose factors `isa` may round.
+    pub(crate) fn of_attention(isa: Isa) -> Option<Self> {
+        let mut unit = Self::new(isa)?;
+        unit.parts = isa.parts_of_attention();
+        Some(unit)
+    }
+
+    /// The same, whose left factors are rounded to bf16.
+    pub(crate) fn rounding(mut self) -> Self {
+        self.parts = 1;
+        self
+    }
+
+    /// Splits a panel of keys or values, of `inner` rows, into `out`, or rounds it.
     ///
     /// # Panics
     ///
     /// If the panel does not fit its slice, or the parts do not fit `out`.
-    pub(crate) fn split_panel<W: Element>(&self, right: Right<'_, W>, inner: usize, out: &mut [bf16]) {
-        self.tiles.split_panel(right, inner, out, 0..TILE);
+    pub(crate) fn split_panel(&self, right: Right<'_>, inner: usize, out: &mut [bf16]) {
+        match self.parts {
+            1 => self.tiles.round_panel(&right.data[..inner * PANEL], out),
+            _ => self.tiles.split_panel(right, inner, out, 0..TILE),
+        }
     }
 
     /// Magnitudes of whole rows of panels.
@@ -212,8 +238,9 @@ impl Unit {
         self.tiles.magnitudes(values)
     }
 
-    /// Splits `inner` elements of rows from element `first` on, and takes them into `found`; whole rows are not split
-    /// again while they are those that were split last, within `epoch`, of which there may be [`ROW_LIMIT`].
+    /// Splits `inner` elements of rows from element `first` on, and takes them into `found`, or rounds them; whole rows
+    /// are not split again while they are those that were split last, within `epoch`, of which there may be
+    /// [`ROW_LIMIT`].
     ///
     /// # Panics
     ///
@@ -226,16 +253,20 @@ impl Unit {
         epoch: Option<Epoch>,
         found: &mut [Magnitudes],
     ) {
-        assert!(left.starts.len().div_ceil(STRIP) <= strips_of(inner), "room for strips");
+        assert!(left.starts.len().div_ceil(STRIP) <= strips_of(self.parts, inner), "room for strips");
         let Scratch { left: parts, known, .. } = &mut self.scratch;
         let epoch = epoch.filter(|_| first == 0 && inner == left.inner);
         if let Some(known) = known.find(epoch, left) {
             return found[..known.len()].copy_from_slice(known);
         }
-        let strips = parts.filled_mut().chunks_exact_mut(parts_len(PARTS, inner));
+        let strips = parts.filled_mut().chunks_exact_mut(parts_len(self.parts, inner));
         let rows = left.starts.chunks(STRIP).zip(found.chunks_mut(STRIP));
         for ((starts, found), strip) in rows.zip(strips) {
-            self.tiles.split_strip::<true>(Left { starts, ..left }, first, inner, strip, found);
+            let left = Left { starts, ..left };
+            match self.parts {
+                1 => self.tiles.round_strip(left, first, inner, strip),
+                _ => self.tiles.split_strip::<true>(left, first, inner, strip, found),
+            }
         }
         known.remember(epoch, left, found);
     }
@@ -260,6 +291,10 @@ impl Unit {
     ) -> [Magnitudes; ROW_LIMIT] {
         assert!(left.starts.len() <= ROW_LIMIT && columns <= COLUMN_LIMIT, "size of a product on tiles");
         let (mut rows, panels) = ([Magnitudes::default(); ROW_LIMIT], columns.div_ceil(PANEL));
+        if self.parts == 1 {
+            self.multiply_rounded(left, right, panels, epoch);
+            return rows;
+        }
         if let Some(data) = W::pairs(right.data) {
             assert!(right.stride == PANEL, "whole panels");
             self.multiply_pairs(left, data, 2 * right.panel_stride, panels, epoch, &mut rows);
@@ -291,80 +326,6 @@ impl Unit {
             }
         }
         rows
-    }
-
-    /// Rows times panels of bf16 in pairs of inner steps, `panel_stride` apart, which are read where they stand.
-    fn multiply_pairs(
-        &mut self,
-        left: Left<'_>,
-        right: &[bf16],
-        panel_stride: usize,
-        panels: usize,
-        epoch: Option<Epoch>,
-        found: &mut [Magnitudes],
-    ) {
-        let rows = left.starts.len();
-        let most = STREAM_LIMIT / rows.div_ceil(STRIP).max(1) / STEP * STEP;
-        for first in (0..left.inner).step_by(most) {
-            let inner = (left.inner - first).min(most);
-            self.split_left(left, first, inner, epoch, found);
-            for panel in 0..panels {
-                let data = &right[panel * panel_stride + first * PANEL..];
-                self.multiply_panel_of_pairs(rows, inner, data, panel, first > 0);
-            }
-        }
-    }
-
-    /// Rows times panels of integers, `panel_stride` apart, each of which is made pairs of bf16 first: these hold them.
-    fn multiply_integers(
-        &mut self,
-        left: Left<'_>,
-        right: &[i8],
-        panel_stride: usize,
-        panels: usize,
-        epoch: Option<Epoch>,
-        found: &mut [Magnitudes],
-    ) {
-        let rows = left.starts.len();
-        for first in (0..left.inner).step_by(INNER_LIMIT) {
-            let inner = (left.inner - first).min(INNER_LIMIT);
-            self.split_left(left, first, inner, epoch, found);
-            let mut pairs = std::mem::take(&mut self.scratch.right[1]);
-            for panel in 0..panels {
-                let integers = &right[panel * panel_stride + first * PANEL..][..inner * PANEL];
-                let pairs = &mut pairs.filled_mut()[..inner.next_multiple_of(2) * PANEL];
-                self.tiles.pair_integers(integers, pairs);
-                self.multiply_panel_of_pairs(rows, inner, pairs, panel, first > 0);
-            }
-            self.scratch.right[1] = pairs;
-        }
-    }
-
-    /// The strips that are split times `inner` steps of a panel of pairs; steps after the last whole [`STEP`] are
-    /// copied, with zeros behind them.
-    fn multiply_panel_of_pairs(&mut self, rows: usize, inner: usize, data: &[bf16], panel: usize, add: bool) {
-        let Scratch { left, right: [rest, _], sums, .. } = &mut self.scratch;
-        let (whole, rest) = (inner / STEP * STEP, &mut rest.filled_mut()[..STEP * PANEL]);
-        let (data, last) = data.split_at(whole * PANEL);
-        if whole < inner {
-            let len = (inner - whole).next_multiple_of(2) * PANEL;
-            rest[..len].copy_from_slice(&last[..len]);
-            rest[len..].fill(bf16::ZERO);
-        }
-        let strips = left.filled().chunks_exact(parts_len(PARTS, inner));
-        for (first, left) in (0..rows).step_by(STRIP).zip(strips) {
-            let (rows, place) = ((rows - first).min(STRIP), first * SUM_STRIDE + panel * PANEL);
-            let sums = &mut sums.filled_mut()[place..];
-            if whole > 0 {
-                let block = Block { left, right: data, parts: 1, inner: whole, sums: &mut *sums, add };
-                self.tiles.multiply(rows, block);
-            }
-            if whole < inner {
-                let left = &left[parts_len(PARTS, whole)..];
-                let block = Block { left, right: &*rest, parts: 1, inner: STEP, sums, add: add || whole > 0 };
-                self.tiles.multiply(rows, block);
-            }
-        }
     }
 
     /// One strip of rows times panels of f32 that are split on the way, so that their parts never leave the nearest
@@ -422,7 +383,8 @@ impl Unit {
             return Some(slot);
         }
         let (left, right) = (&left[steps * LEN..], &slots[slot * LEN..]);
-        self.tiles.multiply(rows, Block { left, right, parts: PARTS, inner: STEP, sums, add: add || steps > 0 });
+        let (left_parts, parts, add) = (PARTS, PARTS, add || steps > 0);
+        self.tiles.multiply(rows, Block { left, left_parts, right, parts, inner: STEP, sums, add });
         None
     }
 
@@ -442,9 +404,10 @@ impl Unit {
         let aside = next.as_ref().filter(|next| inner.is_multiple_of(STEP) && next.stride == PANEL);
         let aside = aside.and_then(|next| W::direct(next.data));
         let (pairs, mut done) = (job_pairs(rows), 0);
-        for (first, left) in (0..rows).step_by(STRIP).zip(left.filled().chunks_exact(parts_len(PARTS, inner))) {
+        let left_parts = PARTS;
+        for (first, left) in (0..rows).step_by(STRIP).zip(left.filled().chunks_exact(parts_len(left_parts, inner))) {
             let (rows, sums) = ((rows - first).min(STRIP), &mut sums[first * SUM_STRIDE + panel * PANEL..]);
-            let block = Block { left, right, parts: W::PARTS, inner, sums, add };
+            let block = Block { left, left_parts, right, parts: W::PARTS, inner, sums, add };
             match aside.filter(|_| rows > TILE && done < TILE) {
                 Some(from) => {
                     self.tiles.multiply_and_split(rows, block, Job { from, to, first: done, pairs });

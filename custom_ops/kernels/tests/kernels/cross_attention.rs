@@ -15,7 +15,7 @@ pub(crate) struct Case {
     pub(crate) hidden_states: Vec<f32>,
     pub(crate) key: Vec<f32>,
     pub(crate) value: Vec<f32>,
-    key_mask: Vec<i32>,
+    pub(crate) key_mask: Vec<i32>,
     query_mask: Vec<i32>,
     router_weight: Vec<f32>,
     pub(crate) query_weight: Vec<f32>,

@@ -13,6 +13,7 @@ mod prepared;
 mod quantized;
 mod refusals;
 mod rounded;
+mod rounded_on_tiles;
 mod routing_reference;
 mod self_attention;
 mod shared_cache;

@@ -61,6 +61,15 @@ pub(crate) fn self_case(seed: u64) -> Case {
 }
 
 pub(crate) fn compute<T: Scalar>(case: &Case, inputs: &SelfAttentionInputs<'_, T>, prepared: &Prepared) -> Computed {
+    compute_on(case, inputs, prepared, &Threads(2))
+}
+
+pub(crate) fn compute_on<T: Scalar>(
+    case: &Case,
+    inputs: &SelfAttentionInputs<'_, T>,
+    prepared: &Prepared,
+    pool: &Threads,
+) -> Computed {
     let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = case.dims;
     let cache = batch * kv_heads * (past + tokens) * head;
     let (mut output, mut key, mut value) =
@@ -74,7 +83,7 @@ pub(crate) fn compute<T: Scalar>(case: &Case, inputs: &SelfAttentionInputs<'_, T
         topk_indices: Some(&mut topk_indices),
         topk_weights: Some(&mut topk_weights),
     };
-    prepared.self_attention(&case.dims, &case.attributes, inputs, &mut outputs, &Threads(2)).unwrap();
+    prepared.self_attention(&case.dims, &case.attributes, inputs, &mut outputs, pool).unwrap();
     let wide = |values: &[T]| {
         let mut wide = vec![0.0; values.len()];
         T::widen(values, &mut wide);

@@ -128,7 +128,7 @@ fn threads_do_not_change_a_bit_where_the_last_columns_are_few() {
 
 /// Whether the processor has tiles, and a word about it where it has none: there vectors would be compared with
 /// themselves.
-fn has_tiles() -> bool {
+pub(crate) fn has_tiles() -> bool {
     let bytes = |limit| Prepared::new(limit).thread_bytes();
     let found = bytes(Instructions::Amx) > bytes(Instructions::Avx512);
     if !found {
