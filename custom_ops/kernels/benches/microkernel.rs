@@ -6,14 +6,11 @@ use moa_kernels::measure::{SIZES, product, streams};
 
 fn main() {
     println!("rows times weights from memory, one thread: billion weights a second");
-    println!(
-        "{:>6}  {:>6}  {:>8}  {:>8}  {:>10}  {:>9}",
-        "rows", "stored", "vectors", "best", "best, GB/s", "quantized"
-    );
+    println!("{:>6}  {:>6}  {:>8}  {:>8}  {:>10}  {:>9}", "rows", "stored", "vectors", "best", "best, GB/s", "rounded");
     for figure in streams() {
-        let (stored, rows, [vectors, best, quantized]) = (figure.stored, figure.rows, figure.weights);
+        let (stored, rows, [vectors, best, rounded]) = (figure.stored, figure.rows, figure.weights);
         print!("{rows:>6}  {stored:>6}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes);
-        println!("  {quantized:>9.2}");
+        println!("  {rounded:>9.2}");
     }
     println!(
         "{:>20}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  {:>8}  GFLOP/s",

@@ -200,7 +200,7 @@ impl AttentionLayer<'_> {
     fn tiles(&self) -> Option<Isa> {
         let Self { tokens, top_k, keys, head, .. } = *self;
         let rows = tokens * top_k;
-        let isa = if rows >= APART[0] && keys >= APART[1] { self.widest_isa } else { self.isa };
+        let isa = if rows >= APART[0] && keys >= APART[1] { self.widest_isa.rounding_as(self.isa) } else { self.isa };
         (self.is_softmax() && attention_tiles::serves(isa, rows, keys, head)).then_some(isa)
     }
 

@@ -248,6 +248,11 @@ impl Isa {
         Self(self.0, self.1, Rounding::NONE)
     }
 
+    /// The same, by which the factors are rounded that `other` rounds.
+    pub(crate) fn rounding_as(self, other: Self) -> Self {
+        Self(self.0, self.1, other.2)
+    }
+
     /// The same, by which no factor of attention is rounded.
     pub(crate) fn keeping_attention(self) -> Self {
         Self(self.0, self.1, Rounding { attention: false, ..self.2 })

@@ -170,6 +170,21 @@ fn threads_and_packing_change_no_bit() {
     }
 }
 
+/// So does attention to many keys, which is on tiles where such weights are not.
+#[test]
+fn weights_that_bf16_does_not_hold_change_nothing() {
+    if !has_tiles() {
+        return;
+    }
+    for (seed, [tokens, past]) in [(1, [128, 0]), (2, [171, 853])] {
+        let dims = SelfAttentionDims { batch: 1, tokens, past, width: 64, experts: 4, top_k: 3, kv_heads: 1, head: 64 };
+        let case = Case::random(&mut Random(seed), dims);
+        let [found, expected] =
+            [&rounding(AccuracyLevel::Bf16), &exact()].map(|prepared| compute(&case, &case.inputs(), prepared));
+        assert_same(&found, &expected);
+    }
+}
+
 /// Few tokens beside integers are quantized as they are without tiles, and beside bf16 they are not rounded.
 #[test]
 fn few_tokens_are_computed_as_without_tiles() {
