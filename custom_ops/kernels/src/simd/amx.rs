@@ -204,19 +204,20 @@ impl Tiles {
         unsafe { amx_split::round_panel(panel.as_ptr(), inner, out.as_mut_ptr()) }
     }
 
-    /// Writes the rows of a panel of integers as pairs of rows in bf16, zeros after them.
+    /// Writes the rows of a panel of integers as pairs of rows in bf16, zeros after them; where `FETCH`, what stands
+    /// two pages behind them is fetched.
     ///
     /// # Panics
     ///
     /// If a row is not whole, or the pairs do not fill `out`.
-    pub(super) fn pair_integers(&self, integers: &[i8], out: &mut [bf16]) {
+    pub(super) fn pair_integers<const FETCH: bool>(&self, integers: &[i8], out: &mut [bf16]) {
         let inner = integers.len() / PANEL;
         assert!(
             integers.len().is_multiple_of(PANEL) && out.len() == inner.next_multiple_of(2) * PANEL,
             "room for pairs"
         );
         // SAFETY: the bounds are proved, and tiles come with the instructions.
-        unsafe { amx_split::pair_integers(integers.as_ptr(), inner, out.as_mut_ptr()) }
+        unsafe { amx_split::pair_integers::<FETCH>(integers.as_ptr(), inner, out.as_mut_ptr()) }
     }
 
     /// Magnitudes of whole vectors of values.

@@ -294,17 +294,21 @@ pub(super) unsafe fn round_panel(from: *const f32, inner: usize, out: *mut bf16)
     }
 }
 
-/// Writes `inner` rows of [`PANEL`] integers as pairs of rows in bf16, zeros after the last.
+/// Writes `inner` rows of [`PANEL`] integers as pairs of rows in bf16, zeros after the last; where `FETCH`, what
+/// stands [`AHEAD`] is fetched.
 ///
 /// # Safety
 ///
 /// `inner` rows must be readable at `from` and `ceil(inner / 2)` rows of as many pairs ours to write at `out`; the
 /// processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn pair_integers(from: *const i8, inner: usize, out: *mut bf16) {
+pub(super) unsafe fn pair_integers<const FETCH: bool>(from: *const i8, inner: usize, out: *mut bf16) {
     // SAFETY: by the caller's promise.
     unsafe {
         for row in (0..inner).step_by(2) {
+            if FETCH {
+                _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(row * PANEL).wrapping_byte_add(AHEAD));
+            }
             for first in (0..PANEL).step_by(LANES) {
                 let load = |row: usize| match row < inner {
                     true => _mm512_castps_si512(i8::load16(from.add(row * PANEL + first), 0)),
@@ -369,7 +373,7 @@ mod tests {
             let integers: Vec<i8> = (0..inner * PANEL).map(|index| (index * 37 % 255) as u8 as i8).collect();
             let mut pairs = vec![bf16::NAN; inner.next_multiple_of(2) * PANEL];
             // SAFETY: the sizes are those that the rows need, and the processor was asked.
-            unsafe { pair_integers(integers.as_ptr(), inner, pairs.as_mut_ptr()) };
+            unsafe { pair_integers::<false>(integers.as_ptr(), inner, pairs.as_mut_ptr()) };
             for (place, pair) in pairs.iter().enumerate() {
                 let (row, column, step) = (place / (2 * PANEL), place / 2 % PANEL, place % 2);
                 let integer = integers.get((2 * row + step) * PANEL + column).copied().unwrap_or(0);

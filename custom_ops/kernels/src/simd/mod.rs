@@ -142,9 +142,9 @@ pub(crate) struct Isa(Instructions, Habits, Rounding);
 /// What factors of products are rounded to, but those of the router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rounding {
-    /// Of what is multiplied with weights: bf16 where these are bf16, or int8 where they are integers.
+    /// Of what is multiplied with weights: bf16 where these are bf16, or int8 where they are integers; bf16 on tiles.
     rows: Form,
-    /// Whether queries, keys, weights of keys, and values are bf16.
+    /// Whether queries, keys, weights of keys, and values are bf16; with tiles, on these alone.
     attention: bool,
 }
 

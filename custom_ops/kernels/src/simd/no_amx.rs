@@ -46,7 +46,7 @@ impl Tiles {
         match *self {}
     }
 
-    pub(super) fn pair_integers(&self, _: &[i8], _: &mut [bf16]) {
+    pub(super) fn pair_integers<const FETCH: bool>(&self, _: &[i8], _: &mut [bf16]) {
         match *self {}
     }
 

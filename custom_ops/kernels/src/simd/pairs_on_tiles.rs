@@ -48,7 +48,7 @@ impl Unit {
             for panel in 0..panels {
                 let integers = &right[panel * panel_stride + first * PANEL..][..inner * PANEL];
                 let pairs = &mut pairs.filled_mut()[..inner.next_multiple_of(2) * PANEL];
-                self.tiles.pair_integers(integers, pairs);
+                self.tiles.pair_integers::<false>(integers, pairs);
                 self.multiply_panel_of_pairs(rows, inner, pairs, panel, first > 0);
             }
             self.scratch.right[1] = pairs;
