@@ -29,7 +29,7 @@ pub struct Figure {
     pub best: [f64; 2],
     /// Stored as bf16, of rows that are rounded where the processor multiplies these faster, in GFLOP/s.
     pub rounded: f64,
-    /// Stored as int8 and as int4, of rows that are rounded to int8 where the processor multiplies these, in GFLOP/s.
+    /// Stored as int8 and as int4, of rows that are rounded where the processor multiplies these faster, in GFLOP/s.
     pub quantized: [f64; 2],
     /// The crate `gemm`, in GFLOP/s.
     pub gemm: f64,
@@ -116,7 +116,7 @@ pub struct Stream {
     /// How the weights are stored.
     pub stored: &'static str,
     /// Billions of weights a second on vectors alone, with every instruction that the processor has, and of rows that
-    /// are rounded for weights in integers where it multiplies these.
+    /// are rounded where that is faster beside such weights.
     pub weights: [f64; 3],
     /// Bytes of a weight, its scale included where that is packed beside it.
     pub bytes: f64,
