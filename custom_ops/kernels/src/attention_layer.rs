@@ -165,8 +165,9 @@ impl AttentionLayer<'_> {
             pool::run(pool, &[&decode.stage(inputs, cached, keys, attended.take(attended_len))]);
         } else {
             let CacheRows { key, value, .. } = cached.widened(wide);
-            let cache = Cache { isa: self.isa, key, value, visible, batch, keys, rows, kv_heads, head };
             let tiles = self.tiles();
+            let isa = tiles.unwrap_or(self.isa);
+            let cache = Cache { isa, key, value, visible, batch, keys, rows, kv_heads, head };
             if let Some(cut) = self.blocks_of_many(routing).filter(|_| tiles.is_none()) {
                 let (pack_keys, pack_values) = panels.stages(cache, self.scale, None);
                 pool::run(pool, &[&pack_keys, &pack_values]);
@@ -175,7 +176,7 @@ impl AttentionLayer<'_> {
             }
             let (pack_keys, pack_values) = panels.stages(cache, self.scale, tiles);
             pool::run(pool, &[&queries.stage(self.unscaled_queries(), routing), &pack_keys, &pack_values]);
-            let inputs = self.attention_inputs(tiles.unwrap_or(self.isa), routing, queries.queries(), visible);
+            let inputs = self.attention_inputs(isa, routing, queries.queries(), visible);
             cut_pairs(bounds, &inputs, tiles.is_some());
             let (panels, out) = (panels.panels(keys, head), attended.take(attended_len));
             pool::run(pool, &[&Attention::new(inputs, panels, out, bounds, claims, tiles.is_some())]);

@@ -231,7 +231,7 @@ impl PanelScratch {
         self.key_bounds.push(pairs * key_panels);
         cut(&mut self.value_bounds, if cache.keys == 0 { 0 } else { pairs * value_panels }, 1);
         self.rounded = cache.isa.rounds_attention();
-        self.part_count = tiles.unwrap_or(cache.isa).parts_of_attention();
+        self.part_count = cache.isa.parts_of_attention();
         let (key_len, value_len) = (cache.rows(cache.head) * PANEL, cache.rows(cache.keys) * PANEL);
         let keys = self.keys.take(pairs * key_panels * key_len);
         let values = self.values.take(pairs * value_panels * value_len);

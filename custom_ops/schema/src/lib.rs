@@ -117,8 +117,8 @@ pub enum AccuracyLevel {
     Bf16,
     /// Of products with trained matrices of integers the other factor, hidden states, what is attended to and hidden
     /// rows of experts, to int8: to the nearest of 255 multiples of 1/127 of the largest magnitude among each [`BLOCK`]
-    /// inner steps of a row, counted from its first, or to 0 where that is below 1e-36; or to bf16, which moves a value
-    /// by half as much at most. Queries, keys, weights of keys and values to bf16.
+    /// inner steps of a row, counted from its first, or to 0 where that is below 1e-36; or to bf16, to nearest.
+    /// Queries, keys, weights of keys and values to bf16.
     Int8,
 }
 

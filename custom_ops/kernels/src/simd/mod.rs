@@ -130,7 +130,7 @@ pub enum Instructions {
     Avx2,
     /// AVX-512 F and DQ, besides AVX2, FMA and F16C.
     Avx512,
-    /// AMX tiles of bf16 for products of many rows, besides AVX-512 F, BW and DQ.
+    /// AMX tiles of bf16 for products of many rows, besides AVX-512 F, BW and DQ, and AVX512_BF16.
     #[default]
     Amx,
 }
@@ -201,11 +201,12 @@ impl Isa {
             return self;
         }
         let vectors = Self(Instructions::Avx512, self.1, Rounding::NONE);
-        match self.form() {
+        let vectors = match self.form() {
             Form::Values => vectors,
             Form::Pairs => vectors.rounding(),
             form => vectors.quantizing().quantizing_to(form),
-        }
+        };
+        if self.2.attention { vectors } else { vectors.keeping_attention() }
     }
 
     /// The same, by which factors are rounded to bf16 where that makes products faster.

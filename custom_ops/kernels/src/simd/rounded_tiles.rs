@@ -2,6 +2,9 @@
 //!
 //! There are as many loads as products then, and they go on side by side only where loads meet the nearest cache. So
 //! inner steps are taken in slices, of which a panel stays there while strips of rows pass, and so do its sums.
+//!
+//! Nobody judges values here as where rows are split: tiles take subnormal ones as 0, as AVX512_BF16 does, and what
+//! rounds to infinity is infinite.
 
 use half::bf16;
 

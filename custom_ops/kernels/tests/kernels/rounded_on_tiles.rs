@@ -138,7 +138,7 @@ fn feed_forward_rounds_its_rows() {
     }
 }
 
-/// What a later token holds reaches no earlier one, NaN as it may be; attention is on vectors then, and not rounded.
+/// What a later token holds reaches no earlier one. Beside NaN attention is on vectors, and not rounded.
 #[test]
 fn what_is_not_seen_is_not_added() {
     for (mut case, round, level) in all().filter(|(case, ..)| case.dims.batch == 1) {
@@ -148,9 +148,13 @@ fn what_is_not_seen_is_not_added() {
         case.router_input = Some(case.hidden_states.clone());
         let matrices = rounded_matrices(&mut case, round);
         let before = compute(&case, &narrow_inputs(&case, &matrices), &rounding(level)).output;
-        case.hidden_states[(tokens - 1) * width..].fill(f32::NAN);
+        let last = (tokens - 1) * width;
+        case.hidden_states[last..].iter_mut().for_each(|value| *value *= -3.0);
+        let others = compute(&case, &narrow_inputs(&case, &matrices), &rounding(level)).output;
+        assert!(others[..last] == before[..last] && others[last..] != before[last..], "{:?}", case.dims);
+        case.hidden_states[last..].fill(f32::NAN);
         let after = compute(&case, &narrow_inputs(&case, &matrices), &rounding(level)).output;
-        let (seen, unseen) = after.split_at((tokens - 1) * width);
+        let (seen, unseen) = after.split_at(last);
         assert!(difference([seen, &before[..seen.len()]]) <= 1e-2, "{:?}", case.dims);
         assert!(unseen.iter().all(|value| value.is_nan()));
     }
@@ -170,7 +174,23 @@ fn threads_and_packing_change_no_bit() {
     }
 }
 
-/// So does attention to many keys, which is on tiles where such weights are not.
+/// Beside integers a matrix of floats meets rows as they are.
+#[test]
+fn rows_beside_floats_are_not_rounded_where_others_are() {
+    for (mut case, ..) in all().filter(|(.., level)| *level == AccuracyLevel::Int8) {
+        case.attention_mask.fill(1);
+        let [query, _, output] = rounded_matrices(&mut case.clone(), integers);
+        let matrices = [query, in_bf16(&mut case.kv_weight, [0; 2]), output];
+        let inputs = narrow_inputs(&case, &matrices);
+        let [found, expected] =
+            [&rounding(AccuracyLevel::Int8), &exact()].map(|prepared| compute(&case, &inputs, prepared));
+        assert_eq!(bits(&found.present_key), bits(&expected.present_key));
+        assert_eq!(bits(&found.present_value), bits(&expected.present_value));
+        assert!(found.output != expected.output, "{:?}", case.dims);
+    }
+}
+
+/// Nor does attention to many keys round then, which is on tiles where such weights are not.
 #[test]
 fn weights_that_bf16_does_not_hold_change_nothing() {
     if !has_tiles() {
