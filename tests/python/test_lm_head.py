@@ -75,6 +75,12 @@ def with_whole_scales(rows):
     return rows, np.rint(rows * 64) / 64
 
 
+def in_bf16(rows):
+    """Rows rounded to bf16, to nearest, ties to even."""
+    bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
 def product(hidden_states, weight):
     return hidden_states.astype(np.float64) @ weight.astype(np.float64)
 
@@ -94,15 +100,15 @@ class LmHead(unittest.TestCase):
                         self.assertEqual(found.dtype, np.float32)
                         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
-    def test_rows_may_be_rounded_to_int8(self):
+    def test_rows_may_be_rounded_to_int8_or_bf16(self):
         for feeds, weight in cases():
             rows, integers = with_whole_scales(feeds["hidden_states"])
             feeds["hidden_states"] = rows
             found = compute(feeds, {"accuracy_level": 4})
-            exact, rounded = product(rows, weight), product(integers, weight)
+            exact, *rounded = (product(factor, weight) for factor in (rows, integers, in_bf16(rows)))
             with self.subTest(shape=exact.shape, weight=feeds["output_weight"].dtype):
-                close = [np.allclose(found, expected, rtol=1e-5, atol=1e-5) for expected in (exact, rounded)]
-                self.assertTrue(any(close), "rows are multiplied as they are, or rounded in blocks")
+                close = [np.isclose(found, expected, rtol=1e-5, atol=1e-5) for expected in (exact, *rounded)]
+                self.assertTrue(np.any(close, 0).all(), "rows are multiplied as they are, in int8 blocks or in bf16")
                 self.assertLess(np.linalg.norm(found - exact), 0.02 * np.linalg.norm(exact))
 
     def test_threads_and_constants_change_no_bit(self):
