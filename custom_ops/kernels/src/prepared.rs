@@ -151,8 +151,8 @@ impl Prepared {
 
     /// The same for a node that may round factors of products: where weights are bf16 and the processor multiplies
     /// pairs of bf16 faster, calls of many tokens do; where weights are integers and it multiplies integers, all do,
-    /// and attention of many tokens has factors of bf16 where these are faster. On AMX tiles factors are bf16 beside
-    /// integers too, which rounds less.
+    /// and attention of many tokens has factors of bf16 where these are faster. On AMX tiles rows are bf16 beside
+    /// integers too.
     #[must_use]
     pub fn with_accuracy(self, level: AccuracyLevel) -> Self {
         match level {

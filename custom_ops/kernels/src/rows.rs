@@ -171,6 +171,7 @@ impl RowProduct<'_> {
         }
     }
 
+    /// The product on vectors, of rows that are rounded where these weights and `isa` want that.
     fn compute_on_any_vectors(&self, isa: Isa, out: &mut Tile<'_, f32>) {
         let rows = (isa, self.weights.panels().form());
         let quantizes = isa.quantizes_to(rows.1);

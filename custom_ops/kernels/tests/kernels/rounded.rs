@@ -31,7 +31,7 @@ pub(crate) fn exact() -> Prepared {
     Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Activations)
 }
 
-fn to_bf16(values: &[f32]) -> Vec<f32> {
+pub(crate) fn to_bf16(values: &[f32]) -> Vec<f32> {
     values.iter().map(|value| bf16::from_f32(*value).to_f32()).collect()
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn difference([found, exact]: [&[f32]; 2]) -> f64 {
 }
 
 /// Outputs differ by as much as a rounding to 8 bits explains, and not by nothing.
-fn assert_rounded(outputs: [&[f32]; 2], what: &dyn std::fmt::Debug) {
+pub(crate) fn assert_rounded(outputs: [&[f32]; 2], what: &dyn std::fmt::Debug) {
     let found = difference(outputs);
     assert!((1e-4..2e-2).contains(&found), "{found:e} {what:?}");
 }

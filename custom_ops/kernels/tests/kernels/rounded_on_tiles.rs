@@ -1,13 +1,12 @@
 //! Factors of products that a node allows to be rounded, where AMX tiles multiply them.
 
-use half::bf16;
 use moa_kernels::{FeedForwardInputs, Instructions, Prepared, Sequential};
 use moa_schema::{AccuracyLevel, CrossAttentionDims, FeedForwardDims, SelfAttentionDims};
 
 use crate::cross_attention;
 use crate::integers::{int4, integers};
 use crate::quantized::Rounding;
-use crate::rounded::{assert_rounded_for_projections, difference, packed};
+use crate::rounded::{assert_rounded, assert_rounded_for_projections, difference, packed, to_bf16};
 use crate::self_attention::Case;
 use crate::stored::{Narrow, assert_same, compute, compute_on, feed_forward, narrow_inputs, rounded_matrices};
 use crate::support::{Random, Threads, bits};
@@ -15,10 +14,6 @@ use crate::tiles::has_tiles;
 
 fn in_bf16(values: &mut [f32], _: [usize; 2]) -> Narrow {
     Narrow::round(values, true)
-}
-
-fn to_bf16(values: &[f32]) -> Vec<f32> {
-    values.iter().map(|value| bf16::from_f32(*value).to_f32()).collect()
 }
 
 /// Types of weights and the level at which rows are rounded beside them; none without tiles, and a word about it.
@@ -60,12 +55,6 @@ fn hidden_states_are_rounded_for_projections_and_not_for_the_router() {
         let matrices = rounded_matrices(&mut case, round);
         assert_rounded_for_projections(&mut case, &matrices, &rounding(level), |rows| *rows = to_bf16(rows));
     }
-}
-
-/// Outputs differ by as much as a rounding to 8 bits explains, and not by nothing.
-fn assert_rounded(outputs: [&[f32]; 2], what: &dyn std::fmt::Debug) {
-    let found = difference(outputs);
-    assert!((1e-4..1e-2).contains(&found), "{found:e} {what:?}");
 }
 
 #[test]
