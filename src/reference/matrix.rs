@@ -1,7 +1,8 @@
-//! Matrices in the fewest bytes that hold them, and their products with many vectors.
+//! Products of matrices with many vectors.
 //!
 //! A product adds its terms in ascending order, one after the other, whatever is computed beside it: neither the number
-//! of vectors nor that of threads changes a bit.
+//! of vectors nor that of threads changes a bit. Sums that are rounded to f32 are those of fused multiply-adds where
+//! f32 holds the matrix and the vector.
 
 use std::{
     borrow::Cow,
@@ -14,18 +15,14 @@ use moa_graphs::{Weight, WeightError};
 use moa_schema::IntegerType;
 
 use super::{
+    columns::{Adding, COLUMNS, Columns, Fused, InDouble, InSingle},
+    kept::{Kept, Values, exact_singles},
     math::{Sums, transpose},
     scaled::{self, Scaled},
     sequence::{Precision, Sequence},
-    stored::{Stored, is_kept_by_bf16},
+    stored::Stored,
 };
 
-/// Columns of a product that are computed together.
-const COLUMNS: usize = 128;
-/// Vectors whose sums stay near while a part of the matrix is read.
-const ROWS: usize = 16;
-/// Terms of a sum that are added in one go.
-const TERMS: usize = 4;
 /// Values that are read together.
 const PART: usize = 1 << 18;
 /// Products of fewer multiply-accumulates are not worth a thread.
@@ -46,97 +43,6 @@ pub(super) enum Outputs {
     Rows,
     /// The last.
     Columns,
-}
-
-#[derive(Debug)]
-enum Kept {
-    Floats(Values),
-    Scaled(Scaled),
-}
-
-impl Kept {
-    fn len(&self) -> usize {
-        match self {
-            Self::Floats(values) => values.len(),
-            Self::Scaled(scaled) => scaled.len(),
-        }
-    }
-
-    /// Fills `to` with the values from `start` on, which stand in one row.
-    fn widen(&self, start: usize, to: &mut [f64]) {
-        match self {
-            Self::Floats(values) => values.widen(start, to),
-            Self::Scaled(scaled) => scaled.widen(start, to),
-        }
-    }
-}
-
-/// Numbers in the narrowest of these types that holds all of them.
-#[derive(Debug)]
-enum Values {
-    /// bf16: the upper halves of f32.
-    Half(Vec<u16>),
-    Single(Vec<f32>),
-    Double(Vec<f64>),
-}
-
-fn of_upper_half(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
-
-impl Values {
-    fn zeros(count: usize) -> Self {
-        Self::Half(vec![0; count])
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::Half(values) => values.len(),
-            Self::Single(values) => values.len(),
-            Self::Double(values) => values.len(),
-        }
-    }
-
-    /// Becomes a wider type where this one does not hold `values`.
-    #[allow(clippy::cast_possible_truncation)]
-    fn hold(&mut self, values: &[f64]) {
-        if let Self::Half(narrow) = self
-            && !values.iter().all(|value| is_kept_by_bf16(*value))
-        {
-            *self = Self::Single(narrow.iter().map(|bits| of_upper_half(*bits)).collect());
-        }
-        let is_single = |value: &f64| f64::from(*value as f32).to_bits() == value.to_bits();
-        if let Self::Single(narrow) = self
-            && !values.iter().all(is_single)
-        {
-            *self = Self::Double(narrow.iter().map(|value| f64::from(*value)).collect());
-        }
-    }
-
-    /// Writes `values`, which it must [`Self::hold`], from `start` on.
-    #[allow(clippy::cast_possible_truncation)]
-    fn fill(&mut self, start: usize, values: &[f64]) {
-        let range = start..start + values.len();
-        match self {
-            Self::Half(all) => all[range].iter_mut().zip(values).for_each(|(to, value)| {
-                *to = ((*value as f32).to_bits() >> 16) as u16;
-            }),
-            Self::Single(all) => all[range].iter_mut().zip(values).for_each(|(to, value)| *to = *value as f32),
-            Self::Double(all) => all[range].copy_from_slice(values),
-        }
-    }
-
-    /// Fills `to` with the values from `start` on.
-    fn widen(&self, start: usize, to: &mut [f64]) {
-        let range = start..start + to.len();
-        match self {
-            Self::Half(all) => {
-                to.iter_mut().zip(&all[range]).for_each(|(to, bits)| *to = f64::from(of_upper_half(*bits)));
-            }
-            Self::Single(all) => to.iter_mut().zip(&all[range]).for_each(|(to, value)| *to = f64::from(*value)),
-            Self::Double(all) => to.copy_from_slice(&all[range]),
-        }
-    }
 }
 
 impl Matrices {
@@ -267,39 +173,32 @@ impl Matrices {
 
     /// `x · matrix[index]` for every vector of `x`, `[I]` each.
     pub(super) fn product(&self, sums: Sums, index: usize, x: &[&[f64]]) -> Vec<Vec<f64>> {
-        let mut results: Vec<Vec<f64>> = x.iter().map(|_| Vec::with_capacity(self.outputs)).collect();
-        let blocks = self.outputs.div_ceil(COLUMNS);
-        let block = |block: usize| match sums {
-            Sums::Double => self.block::<false>(index, block * COLUMNS, x),
-            Sums::Single => self.block::<true>(index, block * COLUMNS, x),
-        };
-        for columns in in_order(blocks, x.len() * self.inputs * self.outputs, block) {
-            let width = columns.len() / x.len().max(1);
-            for (result, part) in results.iter_mut().zip(columns.chunks_exact(width.max(1))) {
-                result.extend_from_slice(part);
-            }
+        if sums == Sums::Double {
+            return self.columns::<InDouble, 32>(index, x);
         }
-        results
+        let fuses = self.values.are_singles();
+        let singles: Vec<_> = x.iter().map(|x| exact_singles(x).filter(|_| fuses)).collect();
+        let others = x.iter().zip(&singles).filter(|(_, single)| single.is_none());
+        let others: Vec<_> = others.map(|(x, _)| *x).collect();
+        let mut others = self.columns::<InSingle, 32>(index, &others).into_iter();
+        let fused: Vec<_> = singles.iter().flatten().map(Vec::as_slice).collect();
+        let mut fused = self.columns::<Fused, 64>(index, &fused).into_iter();
+        singles.iter().filter_map(|single| if single.is_some() { fused.next() } else { others.next() }).collect()
     }
 
-    /// Columns of the product from `first` on, `[vectors, columns]`.
-    fn block<const SINGLE: bool>(&self, index: usize, first: usize, x: &[&[f64]]) -> Vec<f64> {
-        let columns = COLUMNS.min(self.outputs - first);
-        let start = index * self.inputs * self.outputs + first;
-        let mut results = vec![0.0; x.len() * columns];
-        let mut rows = [[0.0; COLUMNS]; TERMS];
-        for (x, results) in x.chunks(ROWS).zip(results.chunks_mut(ROWS * columns)) {
-            for term in (0..self.inputs).step_by(TERMS) {
-                let terms = TERMS.min(self.inputs - term);
-                for (offset, row) in rows[..terms].iter_mut().enumerate() {
-                    self.values.widen(start + (term + offset) * self.outputs, &mut row[..columns]);
-                }
-                for (sums, x) in results.chunks_exact_mut(columns).zip(x) {
-                    match <&[f64; TERMS]>::try_from(&x[term..term + terms]) {
-                        Ok(x) => add_terms::<SINGLE>(sums, x, &rows),
-                        Err(_) => x[term..].iter().zip(&rows).for_each(|(x, row)| add::<SINGLE>(sums, *x, row)),
-                    }
-                }
+    /// The same, with sums of one kind, [`Columns`] of them at a time.
+    fn columns<A: Adding, const LANES: usize>(&self, index: usize, x: &[&[A::Number]]) -> Vec<Vec<f64>> {
+        let mut results: Vec<Vec<f64>> = x.iter().map(|_| Vec::with_capacity(self.outputs)).collect();
+        let block = |block: usize| {
+            let first = block * COLUMNS;
+            let columns = COLUMNS.min(self.outputs - first);
+            let start = index * self.inputs * self.outputs + first;
+            (columns, Columns::<A, LANES>::new(&self.values, start, [self.outputs, columns], x).sums())
+        };
+        let work = x.len() * self.inputs * self.outputs;
+        for (columns, sums) in in_order(self.outputs.div_ceil(COLUMNS), work, block) {
+            for (result, sums) in results.iter_mut().zip(sums) {
+                result.extend(sums[..columns].iter().map(|sum| (*sum).into()));
             }
         }
         results
@@ -349,29 +248,6 @@ pub(super) fn parts([matrices, rows, columns]: [usize; 3]) -> impl Iterator<Item
             Part { base, row, start: base + row * columns, end }
         })
     })
-}
-
-/// `sums += x · row`.
-#[allow(clippy::cast_possible_truncation)]
-fn add<const SINGLE: bool>(sums: &mut [f64], x: f64, row: &[f64; COLUMNS]) {
-    for (sum, weight) in sums.iter_mut().zip(row) {
-        *sum += x * weight;
-        if SINGLE {
-            *sum = f64::from(*sum as f32);
-        }
-    }
-}
-
-/// [`add`] of several terms, in order.
-#[allow(clippy::cast_possible_truncation)]
-fn add_terms<const SINGLE: bool>(sums: &mut [f64], x: &[f64; TERMS], [a, b, c, d]: &[[f64; COLUMNS]; TERMS]) {
-    let rounded = |sum: f64| if SINGLE { f64::from(sum as f32) } else { sum };
-    let columns = sums.len();
-    let [a, b, c, d] = [a, b, c, d].map(|row| &row[..columns]);
-    for column in 0..columns {
-        let first = rounded(rounded(sums[column] + x[0] * a[column]) + x[1] * b[column]);
-        sums[column] = rounded(rounded(first + x[2] * c[column]) + x[3] * d[column]);
-    }
 }
 
 /// Every vector of a list.

@@ -3,7 +3,7 @@
 use moa_schema::IntegerType;
 
 use super::*;
-use crate::reference::math::{add_scaled, dot};
+use crate::reference::math::add_scaled;
 
 /// Numbers from -1 to 1 with all digits of f32.
 fn numbers(count: usize, seed: u64) -> Vec<f64> {
@@ -15,37 +15,50 @@ fn numbers(count: usize, seed: u64) -> Vec<f64> {
     (0..count).map(|_| next()).collect()
 }
 
+/// `x · matrix`, `[outputs]`, a term after the other: in f32 by fused multiply-adds where it holds all factors.
+fn one_by_one(sums: Sums, x: &[f64], matrix: &[f64], outputs: usize) -> Vec<f64> {
+    let mut y = vec![0.0; outputs];
+    let fuses = sums == Sums::Single && [x, matrix].iter().all(|values| exact_singles(values).is_some());
+    for (x, row) in x.iter().zip(matrix.chunks(outputs)) {
+        match fuses {
+            true => y.iter_mut().zip(row).for_each(|(y, weight)| {
+                *y = f64::from((*x as f32).mul_add(*weight as f32, *y as f32));
+            }),
+            false => add_scaled(sums, &mut y, *x, row),
+        }
+    }
+    y
+}
+
 /// Whatever is computed beside a sum, and by however many threads, its terms are added in order.
 #[test]
 fn products_are_those_of_one_vector_after_the_other() {
-    for (inputs, outputs, vectors) in [(1, 1, 1), (5, 3, 2), (4, 128, 16), (131, 257, 35), (512, 1030, 20)] {
-        let values = numbers(3 * inputs * outputs, 1);
-        let mut kept = Values::zeros(values.len());
-        kept.hold(&values);
-        kept.fill(0, &values);
-        let matrices = Matrices { values: Kept::Floats(kept), inputs, outputs };
-        let x: Vec<Vec<f64>> = (0..vectors).map(|seed| numbers(inputs, 7 + seed)).collect();
-        let x: Vec<&[f64]> = x.iter().map(Vec::as_slice).collect();
-        for precision in [Precision::Double, Precision::Single] {
-            let sums = precision.sums();
-            for index in 0..3 {
-                let matrix = &values[index * inputs * outputs..(index + 1) * inputs * outputs];
-                let expected: Vec<Vec<f64>> = x
-                    .iter()
-                    .map(|x| {
-                        let mut y = vec![0.0; outputs];
-                        x.iter().zip(matrix.chunks(outputs)).for_each(|(x, row)| add_scaled(sums, &mut y, *x, row));
-                        y
-                    })
-                    .collect();
-                assert_eq!(matrices.product(sums, index, &x), expected);
-                let column: Vec<f64> = matrix.iter().step_by(outputs).copied().collect();
-                assert_eq!(expected[0][0], dot(sums, x[0], &column));
+    for (inputs, outputs, vectors) in
+        [(1, 1, 1), (5, 3, 2), (16, 128, 16), (131, 257, 35), (512, 1030, 20), (17, 70, 260)]
+    {
+        let singles = numbers(3 * inputs * outputs, 1);
+        let doubles: Vec<f64> = singles.iter().map(|value| value / 3.0).collect();
+        for (values, scale) in [(&singles, 1.0), (&singles, 1.0 / 3.0), (&doubles, 1.0)] {
+            let mut kept = Values::zeros(values.len());
+            kept.hold(values);
+            kept.fill(0, values);
+            let matrices = Matrices { values: Kept::Floats(kept), inputs, outputs };
+            let of_seed = |seed: u64| numbers(inputs, 7 + seed).iter().map(|value| value * scale).collect();
+            let mut x: Vec<Vec<f64>> = (0..vectors).map(of_seed).collect();
+            x[(vectors / 2) as usize] = numbers(inputs, 5);
+            let x = slices(&x);
+            for precision in [Precision::Double, Precision::Single] {
+                let sums = precision.sums();
+                for index in 0..3 {
+                    let matrix = &values[index * inputs * outputs..(index + 1) * inputs * outputs];
+                    let expected: Vec<_> = x.iter().map(|x| one_by_one(sums, x, matrix, outputs)).collect();
+                    assert_eq!(matrices.product(sums, index, &x), expected, "{inputs} {outputs} {vectors} {sums:?}");
+                }
+                let of: Vec<usize> = (0..x.len()).map(|place| place * 2 % 3).collect();
+                let each = matrices.each(precision, &x, &of);
+                let alone = |place: usize| matrices.product(sums, of[place], &x[place..=place]).remove(0);
+                assert_eq!(each, (0..x.len()).map(alone).collect::<Vec<_>>());
             }
-            let of: Vec<usize> = (0..x.len()).map(|place| place * 2 % 3).collect();
-            let each = matrices.each(precision, &x, &of);
-            let alone = |place: usize| matrices.product(sums, of[place], &x[place..=place]).remove(0);
-            assert_eq!(each, (0..x.len()).map(alone).collect::<Vec<_>>());
         }
     }
 }
@@ -75,30 +88,6 @@ fn vectors_are_rounded_for_matrices_of_integers_alone() {
         assert_eq!(mapped.values, floats.map(&sequence(Precision::Single, &rounded)).values);
         assert_ne!(mapped.values, scaled.map(&sequence(Precision::Integers, &x)).values);
     }
-}
-
-#[test]
-fn values_are_kept_in_the_narrowest_type_that_has_them_all() {
-    let kind = |parts: &[&[f64]]| {
-        let mut values = Values::zeros(parts.concat().len());
-        let mut start = 0;
-        for part in parts {
-            values.hold(part);
-            values.fill(start, part);
-            start += part.len();
-        }
-        let mut back = vec![1.0; start];
-        values.widen(0, &mut back);
-        assert!(back.iter().zip(parts.concat()).all(|(a, b)| a.to_bits() == b.to_bits()), "{parts:?}");
-        std::mem::discriminant(&values)
-    };
-    let [half, single, double] = [Values::Half(Vec::new()), Values::Single(Vec::new()), Values::Double(Vec::new())]
-        .map(|values| std::mem::discriminant(&values));
-    let short = [1.0, -0.0, 2f64.powi(-126), 1.0 + 2f64.powi(-7)];
-    assert_eq!(kind(&[&short, &short]), half);
-    assert_eq!(kind(&[&short, &[1.0 + 2f64.powi(-23), -0.0]]), single);
-    assert_eq!(kind(&[&short, &[0.1], &short]), double);
-    assert_eq!(kind(&[&[1.0 + 2f64.powi(-10)], &[1e300]]), double);
 }
 
 #[test]

@@ -21,9 +21,11 @@
 mod attention;
 mod blocks;
 mod causal_lm;
+mod columns;
 mod encoder_decoder;
 mod error;
 mod inputs;
+mod kept;
 mod layer;
 mod masked_lm;
 mod math;

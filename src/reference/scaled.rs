@@ -10,8 +10,9 @@ use moa_graphs::WeightError;
 use moa_schema::{BLOCK, IntegerType};
 
 use super::{
+    kept::Number,
     matrix::{Outputs, Part, parts},
-    stored::to_bf16,
+    stored::{is_kept_by_bf16, to_bf16, to_integer},
 };
 
 /// Matrices of one shape, `[M, I, O]`.
@@ -24,6 +25,8 @@ pub(super) struct Scaled {
     block: usize,
     inputs: usize,
     outputs: usize,
+    /// Whether f32 holds all values.
+    are_singles: bool,
 }
 
 impl Scaled {
@@ -50,6 +53,7 @@ impl Scaled {
             block,
             inputs,
             outputs: count,
+            are_singles: false,
         };
         for part in parts(shape) {
             part.each_run(shape, outputs, &read(&part)?, |place, run| {
@@ -60,6 +64,8 @@ impl Scaled {
             });
         }
         made.scales.iter_mut().for_each(|farthest| *farthest = scale(kind, *farthest));
+        // 7 binary digits of an integer and 8 of a scale are 15 at most.
+        made.are_singles = made.scales.iter().all(|scale| is_kept_by_bf16(*scale));
         for part in parts(shape) {
             part.each_run(shape, outputs, &read(&part)?, |place, run| {
                 let scales = &made.scales[made.scale_of(place)..];
@@ -74,12 +80,18 @@ impl Scaled {
         self.integers.len()
     }
 
-    /// Fills `to` with the values from `start` on, which stand in one row.
-    pub(super) fn widen(&self, start: usize, to: &mut [f64]) {
+    /// Whether f32 holds all values.
+    pub(super) const fn are_singles(&self) -> bool {
+        self.are_singles
+    }
+
+    /// Fills `to` with the values from `start` on, which stand in one row, rounded to its type.
+    #[inline(always)]
+    pub(super) fn widen<N: Number>(&self, start: usize, to: &mut [N]) {
         let scales = &self.scales[self.scale_of(start)..];
         let integers = &self.integers[start..];
         to.iter_mut().zip(integers.iter().zip(scales)).for_each(|(to, (integer, scale))| {
-            *to = f64::from(*integer) * scale;
+            *to = N::nearest(f64::from(*integer) * scale);
         });
     }
 
@@ -148,7 +160,7 @@ fn integer(kind: IntegerType, weight: f64, scale: f64) -> i8 {
     if scale == 0.0 {
         return 0;
     }
-    to_f32(to_f32(weight) / scale).round_ties_even().clamp(smallest, largest) as i8
+    to_integer(to_f32(to_f32(weight) / scale)).clamp(smallest, largest) as i8
 }
 
 #[cfg(test)]

@@ -91,8 +91,20 @@ fn nearest(value: f64, digits: i32, lowest: i32) -> f64 {
         return value;
     }
     let exponent = ((value.to_bits() >> 52) & 0x7ff) as i32 - 1023;
-    let unit = 2f64.powi(exponent.max(lowest) - digits + 1);
-    (value / unit).round_ties_even() * unit
+    let unit = power_of_two(exponent.max(lowest) - digits + 1);
+    to_integer(value / unit) * unit
+}
+
+/// `2^exponent`, where that is no subnormal f64.
+const fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// The nearest integer, ties to even, of a value below 2^51: the last digit that f64 has for the sum is that of ones.
+/// What the standard library has calls a function of C where processors may lack an instruction.
+pub(super) fn to_integer(value: f64) -> f64 {
+    const ONES: f64 = 1.5 * (1_u64 << 52) as f64;
+    (value + ONES - ONES).copysign(value)
 }
 
 #[cfg(test)]
