@@ -3,11 +3,14 @@
 //! A sum adds its terms in ascending order, each by the operations that [`Adding`] names and no others, so that the
 //! instructions of a processor change no bit.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use pulp::{Arch, NullaryFnOnce};
 
-use super::kept::{Kept, Number};
+use super::{
+    kept::{Kept, Number},
+    math::Sums,
+};
 
 /// Most columns that are computed together.
 pub(super) const COLUMNS: usize = 128;
@@ -47,9 +50,8 @@ impl Adding for InSingle {
     type Number = f64;
 
     #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)]
     fn add(sum: f64, x: f64, weight: f64) -> f64 {
-        f64::from((sum + x * weight) as f32)
+        Sums::Single.rounded(sum + x * weight)
     }
 }
 
@@ -90,11 +92,10 @@ impl<'a, A: Adding, const LANES: usize> Columns<'a, A, LANES> {
         Arch::new().dispatch(self)
     }
 
-    /// Adds the terms from `first` on to the `sums` of some vectors.
+    /// Adds some terms, [`TERMS`] at most, to the `sums` of some vectors.
     #[inline(always)]
-    fn add(&self, first: usize, x: &[&[A::Number]], sums: &mut [[A::Number; COLUMNS]]) {
+    fn add(&self, terms: Range<usize>, x: &[&[A::Number]], sums: &mut [[A::Number; COLUMNS]]) {
         let mut rows = [[A::Number::default(); COLUMNS]; TERMS];
-        let terms = first..x.first().map_or(0, |x| x.len()).min(first + TERMS);
         for (term, row) in terms.clone().zip(&mut rows) {
             self.values.widen(self.start + term * self.stride, &mut row[..self.columns]);
         }
@@ -118,9 +119,10 @@ impl<A: Adding, const LANES: usize> NullaryFnOnce for Columns<'_, A, LANES> {
     #[inline(always)]
     fn call(self) -> Self::Output {
         let mut all = vec![[A::Number::default(); COLUMNS]; self.x.len()];
+        let terms = self.x.first().map_or(0, |x| x.len());
         for (x, sums) in self.x.chunks(VECTORS).zip(all.chunks_mut(VECTORS)) {
-            for first in (0..x.first().map_or(0, |x| x.len())).step_by(TERMS) {
-                self.add(first, x, sums);
+            for first in (0..terms).step_by(TERMS) {
+                self.add(first..terms.min(first + TERMS), x, sums);
             }
         }
         all

@@ -121,14 +121,13 @@ impl Values {
     }
 
     /// Writes `values`, which it must [`Self::hold`], from `start` on.
-    #[allow(clippy::cast_possible_truncation)]
     pub(super) fn fill(&mut self, start: usize, values: &[f64]) {
         let range = start..start + values.len();
         match self {
             Self::Half(all) => all[range].iter_mut().zip(values).for_each(|(to, value)| {
-                *to = ((*value as f32).to_bits() >> 16) as u16;
+                *to = (f32::nearest(*value).to_bits() >> 16) as u16;
             }),
-            Self::Single(all) => all[range].iter_mut().zip(values).for_each(|(to, value)| *to = *value as f32),
+            Self::Single(all) => all[range].iter_mut().zip(values).for_each(|(to, value)| *to = f32::nearest(*value)),
             Self::Double(all) => all[range].copy_from_slice(values),
         }
     }

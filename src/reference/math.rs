@@ -8,11 +8,12 @@ pub(super) enum Sums {
     /// Nothing: it is f64.
     Double,
     /// f32, as a runtime that adds each product to a register does: products of f32 are exact in f64, so a term costs
-    /// the one rounding of a fused multiply-add.
+    /// what a fused multiply-add does, but where the sum in f64 falls halfway between two f32.
     Single,
 }
 
 impl Sums {
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation)]
     pub(super) fn rounded(self, sum: f64) -> f64 {
         match self {
