@@ -1,6 +1,6 @@
 //! In which floats a graph stores its weights and computes.
 
-use moa_schema::{AccuracyLevel, IntegerType};
+use moa_schema::{AccuracyLevel, IntegerType, MatrixType, NodeTypes};
 
 use crate::FloatType;
 
@@ -69,6 +69,16 @@ impl Precision {
             Some(_) => Some(IntegerType::Int8),
             None => None,
         }
+    }
+
+    /// Whether the head of a language model is an operator of ours, since ONNX Runtime multiplies what it is stored in on
+    /// no processor.
+    pub const fn has_lm_head(self) -> bool {
+        let weights = match self.head_integers() {
+            Some(integers) => MatrixType::Integer(integers),
+            None => MatrixType::Float(self.weights()),
+        };
+        NodeTypes { activations: self.activations(), weights }.have_no_matmul()
     }
 
     /// The integers that matrices which belong to a routed operator of ours are stored in, if they are.

@@ -3,6 +3,7 @@
 mod bf16;
 mod cache;
 mod choice;
+mod head;
 mod lock;
 mod matrix;
 mod positions;

@@ -3,16 +3,18 @@
 //! A parser of TensorRT looks a plugin up by operator type, `plugin_version` and `plugin_namespace`; up to 10.6 it
 //! takes a body of the same name first, so bodies go. It hands an input that is absent before a present one to the
 //! plugin as a null pointer, and asks for the number of outputs before it shows the node: both become attributes. The
-//! plugin computes in the types that it is given, so that the accuracy level of a node says nothing to it, and goes.
+//! plugin computes in the types that it is given, so that the accuracy level of a node says nothing to it, and goes. A
+//! head, for which there is no plugin, becomes `MatMul`.
 
 use std::collections::BTreeSet;
 
 use moa_schema::{
-    ACCURACY_LEVEL, DOMAIN, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS,
-    RoutingPart,
+    ACCURACY_LEVEL, DOMAIN, LM_HEAD, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION,
+    PRESENT_INPUTS, RoutingPart,
 };
 
 use super::bf16::{Casts, activations, bf16_weights, cast_edges, cast_to_bf16, declared_narrow, has_bf16_matrices};
+use super::head;
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto};
 use crate::onnx::read::{self, for_each_node};
 
@@ -73,13 +75,14 @@ impl PrepareError {
 /// Where the model has none of our nodes, or one that a plugin cannot stand for.
 pub fn prepare(model: &ModelProto) -> Result<Prepared, PrepareError> {
     let mut model = model.clone();
-    let mut all = 0;
-    let nodes = model.graph.as_ref().map_or(&[][..], |graph| &graph.node);
-    for_each_node(nodes, &mut |node| all += usize::from(is_ours(node)));
-    if all == 0 {
+    if count_ours(model.graph.as_ref()) == 0 {
         return Err(PrepareError::NothingToDo);
     }
     model.functions.retain(|function| function.domain != DOMAIN);
+    if let Some(graph) = &mut model.graph {
+        replace_heads(graph)?;
+    }
+    let all = count_ours(model.graph.as_ref());
     let mut plugins = 0;
     if let Some(graph) = &mut model.graph {
         plugins = prepare_graph(graph)?;
@@ -89,6 +92,29 @@ pub fn prepare(model: &ModelProto) -> Result<Prepared, PrepareError> {
         return Err(PrepareError::Node { node: "of a nested graph".into(), why: why.into() });
     }
     Ok(Prepared { model, plugins })
+}
+
+/// Nodes of ours, nested ones included.
+fn count_ours(graph: Option<&GraphProto>) -> usize {
+    let mut count = 0;
+    for_each_node(graph.map_or(&[][..], |graph| &graph.node), &mut |node| count += usize::from(is_ours(node)));
+    count
+}
+
+/// Writes heads as standard operators.
+fn replace_heads(graph: &mut GraphProto) -> Result<(), PrepareError> {
+    let mut nodes = Vec::with_capacity(graph.node.len());
+    for node in std::mem::take(&mut graph.node) {
+        if !is_ours(&node) || node.op_type != LM_HEAD.name {
+            nodes.push(node);
+        } else if head::is_of_floats(&node) {
+            nodes.extend(head::as_matmul(node));
+        } else {
+            return Err(wrong(&node, "its matrix is of integers, which no plugin takes"));
+        }
+    }
+    graph.node = nodes;
+    Ok(())
 }
 
 /// Rewrites our nodes of `graph`, and counts them.
@@ -365,6 +391,41 @@ mod tests {
             cast("k.bf16", "k", wide),
         ];
         assert_eq!(nodes.iter().map(shown).collect::<Vec<_>>(), expected);
+    }
+
+    /// The same with a head behind it, whose other inputs are `inputs`.
+    fn with_head(inputs: &[&str]) -> ModelProto {
+        let mut model = bf16();
+        let graph = model.graph.as_mut().unwrap();
+        let head = NodeProto {
+            name: "head".into(),
+            op_type: "LMHead".into(),
+            domain: DOMAIN.into(),
+            input: names(&[&["y"], inputs].concat()),
+            output: names(&["logits"]),
+            attribute: vec![AttributeProto::int("accuracy_level", 3)],
+            ..NodeProto::default()
+        };
+        graph.node.push(head);
+        graph.output.push(value("logits"));
+        model
+    }
+
+    #[test]
+    fn a_head_becomes_a_product_in_f32() {
+        for inputs in [&["w"][..], &["w", ""]] {
+            let prepared = prepare(&with_head(inputs)).unwrap();
+            assert_eq!(prepared.plugins, 1);
+            let nodes = prepared.model.graph.unwrap().node;
+            let [.., cast, product] = nodes.as_slice() else { panic!("{} nodes", nodes.len()) };
+            assert_eq!((cast.op_type.as_str(), cast.int_attribute("to")), ("Cast", Some(DataType::Float as i64)));
+            assert_eq!((&cast.input, &cast.output), (&names(&["w"]), &names(&["w.f32"])));
+            assert_eq!((product.name.as_str(), product.op_type.as_str()), ("head", "MatMul"));
+            assert_eq!((&product.input, &product.output), (&names(&["y", "w.f32"]), &names(&["logits"])));
+            assert!(product.domain.is_empty() && product.attribute.is_empty());
+        }
+        let error = prepare(&with_head(&["w", "s"])).unwrap_err().to_string();
+        assert_eq!(error, "node `head`: its matrix is of integers, which no plugin takes");
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod compare;
 mod graph_check;
 mod instrument;
 mod journey;
+mod moved;
 mod nodes;
 mod rounding_cost;
 mod routing;

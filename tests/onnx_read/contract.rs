@@ -159,14 +159,21 @@ fn head_model(kinds: [DataType; 2], has_scales: bool) -> ModelProto {
 }
 
 #[test]
-fn a_head_has_a_matrix_of_integers_and_its_scales() {
+fn a_head_has_a_matrix_of_integers_and_its_scales_or_one_of_bf16() {
     let (int8, float) = (DataType::Int8, DataType::Float);
+    read(&head_model([DataType::Bfloat16, float], false)).unwrap();
     read(&head_model([int8, float], true)).unwrap();
     read(&head_model([DataType::Int4, DataType::Bfloat16], true)).unwrap();
     for (kinds, has_scales, text) in [
-        ([int8, float], false, "the input `output_scale` is missing"),
+        ([int8, float], false, "`output_weight` is int8, and the input `output_scale` is missing"),
+        (
+            [DataType::Bfloat16, float],
+            true,
+            "`output_scale` is for weights in integers, and `output_weight` is bfloat16",
+        ),
         ([float; 2], true, "the input `output_scale` is for weights in integers, and `output_weight` is float32"),
-        ([float; 2], false, "the input `output_scale` is missing"),
+        ([float; 2], false, "`output_weight` is float32, for which ONNX has MatMul"),
+        ([DataType::Float16, float], false, "`output_weight` is float16, for which ONNX has MatMul"),
         ([int8, DataType::Bfloat16], true, "`output_scale` is bfloat16, and scales of int8 weights are float32"),
     ] {
         let error = read(&head_model(kinds, has_scales)).expect_err(text);

@@ -22,8 +22,8 @@
 //! | `R` | width of what the router reads; `C` but where that is given |
 //! | `V` | vocabulary |
 //!
-//! `LMHead` is `hidden_states · output_weight` with a matrix of integers, and nothing else: what is said of routers and
-//! attention is about the other three.
+//! `LMHead` is `hidden_states · output_weight` with a matrix of integers or bf16, and nothing else: what is said of
+//! routers and attention is about the other three.
 //!
 //! # Semantics shared by the operators
 //!

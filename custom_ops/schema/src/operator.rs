@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{MatrixType, NodeTypes, RoutingPart};
+use crate::{NodeTypes, RoutingPart};
 
 /// One operator of the domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,8 +15,9 @@ pub struct Operator {
     pub outputs: &'static [Parameter],
     /// Attributes, in the order in which they are written.
     pub attributes: &'static [Attribute],
-    /// Whether its matrices are of integers alone: floats have operators of ONNX.
-    pub of_integers_alone: bool,
+    /// Whether it stands for `MatMul` where ONNX Runtime's processors have none: its matrices are of integers or bf16, its
+    /// activations f32, and no GPU has it.
+    pub is_for_processors: bool,
 }
 
 impl Operator {
@@ -29,8 +30,8 @@ impl Operator {
 
     /// What its nodes may hold.
     pub fn types(&self) -> impl Iterator<Item = NodeTypes> + use<> {
-        let all = !self.of_integers_alone;
-        NodeTypes::ALL.into_iter().filter(move |types| all || matches!(types.weights, MatrixType::Integer(_)))
+        let all = !self.is_for_processors;
+        NodeTypes::ALL.into_iter().filter(move |types| all || types.have_no_matmul())
     }
 
     /// Whether its tokens are routed; the routing of each is then what it returns last.
@@ -193,7 +194,7 @@ pub const SELF_ATTENTION: Operator = Operator {
         SKIP_PADDED_QUERIES,
         attribute("attention_mode", AttributeKind::String),
     ],
-    of_integers_alone: false,
+    is_for_processors: false,
 };
 
 /// Cross-attention layer over keys and values that were projected once per source.
@@ -214,7 +215,7 @@ pub const CROSS_ATTENTION: Operator = Operator {
     ],
     outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[TOP_K, KV_NUM_HEADS, SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
-    of_integers_alone: false,
+    is_for_processors: false,
 };
 
 /// Routed feed-forward layer; every token is routed, padding too.
@@ -237,20 +238,20 @@ pub const FEED_FORWARD: Operator = Operator {
         attribute("activation", AttributeKind::String),
         attribute("gated", AttributeKind::Int),
     ],
-    of_integers_alone: false,
+    is_for_processors: false,
 };
 
-/// The last product of a language model, with a matrix of integers.
+/// The last product of a language model, with a matrix of integers or bf16.
 pub const LM_HEAD: Operator = Operator {
     name: "LMHead",
     inputs: &[
         required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
         required("output_weight", ElementType::Weight, &["C", "V"]),
-        required("output_scale", ElementType::Scale, &["V"]).noted("of int8; [ceil(C / 32), V] of int4"),
+        scale("output_scale", &["V"], "of int8; [ceil(C / 32), V] of int4"),
     ],
     outputs: &[required("logits", ElementType::Activation, &["B", "T", "V"])],
     attributes: &[],
-    of_integers_alone: true,
+    is_for_processors: true,
 };
 
 /// Every operator of the domain.
@@ -336,7 +337,9 @@ pub mod lm_head {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::IntegerType;
+    use crate::{FloatType, IntegerType};
+
+    const FLOATS: [FloatType; 3] = [FloatType::F32, FloatType::F16, FloatType::Bf16];
 
     #[test]
     fn positions_name_the_parameters() {
@@ -369,10 +372,14 @@ mod tests {
     }
 
     #[test]
-    fn operators_of_integers_alone_take_no_floats() {
+    fn operators_for_processors_take_what_has_no_matmul_there() {
         for operator in OPERATORS {
-            let floats = operator.types().any(|types| matches!(types.weights, MatrixType::Float(_)));
-            assert_eq!(floats, !operator.of_integers_alone, "{}", operator.name);
+            let all_floats = FLOATS.into_iter().flat_map(|a| FLOATS.map(|w| NodeTypes::floats(a, w)));
+            let taken: Vec<_> = all_floats.filter(|types| operator.types().any(|known| known == *types)).collect();
+            match operator.is_for_processors {
+                true => assert_eq!(taken, [NodeTypes::floats(FloatType::F32, FloatType::Bf16)], "{}", operator.name),
+                false => assert_eq!(taken.len(), 6, "{}", operator.name),
+            }
             let integers = IntegerType::ALL.map(NodeTypes::integers);
             assert!(integers.into_iter().all(|types| operator.types().any(|known| known == types)));
         }

@@ -358,9 +358,6 @@ impl LmHeadDims {
             return s.error("output_weight has no columns");
         }
         s.expect(head::OUTPUT_WEIGHT, &[width, vocabulary])?;
-        if s.get(head::OUTPUT_SCALE).is_none() {
-            return s.fail(head::OUTPUT_SCALE, "nothing");
-        }
         s.expect_scales(head::OUTPUT_SCALE, &[width, vocabulary])?;
         Ok(Self { batch, tokens, width, vocabulary })
     }

@@ -134,6 +134,13 @@ impl NodeTypes {
         Self { activations, weights: MatrixType::Float(weights) }
     }
 
+    /// Whether ONNX Runtime multiplies them on no processor as they are: it widens bf16 beside f32 as it loads, and has
+    /// no product of integers with f32 in ONNX's own operators.
+    pub const fn have_no_matmul(self) -> bool {
+        matches!(self.weights, MatrixType::Integer(_) | MatrixType::Float(FloatType::Bf16))
+            && matches!(self.activations, FloatType::F32)
+    }
+
     /// A node whose matrices are integers: its activations are f32.
     pub const fn integers(weights: IntegerType) -> Self {
         Self { activations: FloatType::F32, weights: MatrixType::Integer(weights) }

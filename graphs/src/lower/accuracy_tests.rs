@@ -62,7 +62,7 @@ fn nodes_of_ours_have_the_level_of_their_precision() {
                 }
             }
             for operator in OPERATORS {
-                let is_there = precision.integers().is_some() || !operator.of_integers_alone;
+                let is_there = precision.has_lm_head() || !operator.is_for_processors;
                 assert_eq!(seen.iter().any(|name| name == operator.name), is_there, "{}", operator.name);
             }
         }

@@ -90,16 +90,21 @@ impl Lowering {
         self.b.op("Add", &[&product, &bias], [])
     }
 
-    /// `x · weightᵀ`. A matrix that a node reads as it is, such as a table of tokens tied to the output, stays one
-    /// initializer: runtimes turn it once, when they load the model.
+    /// `x · weightᵀ`.
     pub(super) fn matmul_transposed(&mut self, x: &Value, weight: &crate::Weight) -> Value {
-        let stored = self.b.matrix(weight.name(), weight);
-        let weight = match self.b.is_read(&stored) {
-            true => self.b.op("Transpose", &[&stored], [("perm", Attribute::Ints(vec![1, 0]))]),
-            false => self.b.transpose(&stored, &[1, 0]),
-        };
+        let weight = self.turned(weight);
         let weight = self.b.widen(&weight);
         self.b.op("MatMul", &[x, &weight], [])
+    }
+
+    /// A trained matrix `[O, I]` as `[I, O]`. One that a node reads as it is, such as a table of tokens tied to the
+    /// output, stays one initializer: runtimes turn it once, when they load the model.
+    pub(super) fn turned(&mut self, weight: &crate::Weight) -> Value {
+        let stored = self.b.matrix(weight.name(), weight);
+        match self.b.is_read(&stored) {
+            true => self.b.op("Transpose", &[&stored], [("perm", Attribute::Ints(vec![1, 0]))]),
+            false => self.b.transpose(&stored, &[1, 0]),
+        }
     }
 
     /// The last product of a model with such attention.

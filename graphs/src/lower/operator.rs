@@ -9,7 +9,7 @@ use moa_schema::{
 };
 
 use super::{
-    Dim, Form, LowerAttention, LowerError, Lowering,
+    Dim, Form, LowerAttention, LowerError, Lowering, Options,
     attributes::{cross_attributes, feed_forward_attributes, scale, self_attributes},
 };
 use crate::{
@@ -223,12 +223,15 @@ impl Lowering {
 
     /// `x · weightᵀ` for `x [B, T, C]` as `LMHead` has it, `[B, T, V]`; floats as [`Self::matmul_transposed`] has it.
     pub(super) fn lm_head(&mut self, weight: &Weight, x: &Value) -> Result<Value, LowerError> {
-        if self.options.precision.head_integers().is_none() {
+        let Options { precision, form, .. } = self.options;
+        let is_of_floats = precision.head_integers().is_none();
+        if !precision.has_lm_head() || is_of_floats && form == Form::Standard {
             return Ok(self.matmul_transposed(x, weight));
         }
         let mut inputs = absent_inputs(&LM_HEAD);
         inputs[lm_head::HIDDEN_STATES] = x.clone();
-        inputs[lm_head::OUTPUT_WEIGHT] = transposed(&mut self.b, weight, &[1, 0]);
+        inputs[lm_head::OUTPUT_WEIGHT] =
+            if is_of_floats { self.turned(weight) } else { transposed(&mut self.b, weight, &[1, 0]) };
         let node = Node { operator: &LM_HEAD, module: HEAD, attributes: BTreeMap::new() };
         let not_routed = Routed { indices: String::new(), weights: String::new() };
         let [logits] = self.operator((node, weight.shape()[0]), inputs, &not_routed, |b, inputs, _| {

@@ -213,10 +213,10 @@ fn is_head(node: &Node) -> bool {
     node.op.op_type == LM_HEAD.name
 }
 
-/// Forms with nodes of ours, in every type of integers.
+/// Forms with nodes of ours, in every precision in which heads are such nodes.
 fn with_nodes() -> impl Iterator<Item = (Form, Precision)> {
-    let precisions = [Precision::Int8, Precision::Int4];
-    [Form::Function, Form::Fused].into_iter().flat_map(move |form| precisions.map(|precision| (form, precision)))
+    let forms = [Form::Function, Form::Fused].into_iter();
+    forms.flat_map(|form| Precision::ALL.map(|precision| (form, precision))).filter(|(_, kind)| kind.has_lm_head())
 }
 
 #[test]
@@ -291,5 +291,40 @@ fn matrices_of_heads_are_stored_as_integers_alone() {
             ];
             assert_eq!(stored, expected.into(), "{form:?} {precision:?} {table} {output}");
         }
+    }
+}
+
+/// In one place, whether the head has the matrix of the table of tokens or another.
+#[test]
+fn matrices_of_heads_in_bf16_are_stored_once() {
+    let (table, separate) = ("transformer.wte.weight", "lm_head.weight/transposed.10");
+    let precisions = [Precision::Bf16, Precision::Bf16Products];
+    for (form, precision) in [Form::Function, Form::Fused].into_iter().flat_map(|form| precisions.map(|p| (form, p))) {
+        for tied in [true, false] {
+            let graph = only(graphs(&molm(tied), form, precision));
+            let head = only(ours(&graph).filter(|node| is_head(node)).collect());
+            let maker = graph.nodes.iter().find(|node| node.outputs.contains(&head.inputs[1]));
+            assert_eq!(
+                maker.map(|node| (node.op.op_type.as_str(), node.inputs[0].as_str())),
+                tied.then_some(("Transpose", table))
+            );
+            assert!(tied || head.inputs[1] == separate, "{:?}", head.inputs);
+            let of_vocabulary = graph.initializers.iter().filter(|weight| weight.shape.contains(&30));
+            let stored: Vec<_> = of_vocabulary.map(|weight| (weight.name.as_str(), weight.dtype())).collect();
+            let expected = [(table, DType::Bfloat16), (separate, DType::Bfloat16)];
+            assert_eq!(stored, expected[..if tied { 1 } else { 2 }], "{form:?} {precision:?}");
+        }
+    }
+}
+
+#[test]
+fn heads_that_have_a_matmul_keep_it() {
+    for (form, precision) in Form::ALL.into_iter().flat_map(|form| Precision::ALL.map(|precision| (form, precision))) {
+        if precision.without_products() != precision {
+            continue;
+        }
+        let graph = only(graphs(&jetmoe(), form, precision));
+        let expected = form != Form::Standard && ![Precision::Fp32, Precision::Fp16].contains(&precision);
+        assert_eq!(ours(&graph).any(is_head), expected, "{form:?} {precision:?}");
     }
 }

@@ -1,8 +1,8 @@
 //! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
 
 use moa_schema::{
-    ACCURACY_LEVEL, AccuracyLevel, AttributeSource, Attributes, DOMAIN, FloatType, IntegerType, OPSET_VERSION,
-    Operator, PRESENT_INPUTS, accuracy_level, other_version,
+    ACCURACY_LEVEL, AccuracyLevel, AttributeSource, Attributes, DOMAIN, FloatType, IntegerType, MatrixType,
+    OPSET_VERSION, Operator, PRESENT_INPUTS, accuracy_level, other_version,
 };
 
 use super::error::{Fault, shown};
@@ -101,13 +101,17 @@ fn check_scales(
         if matrix.is_none() && scales.is_none() {
             continue;
         }
-        check_matrix([name, scale], matrix.and_then(type_of), scales.map(type_of))?;
+        let kind = matrix.and_then(type_of);
+        check_matrix([name, scale], kind, scales.map(type_of))?;
+        if let Some(floats) = kind.and_then(floats_of).filter(|floats| !takes(operator, *floats)) {
+            return Err(format!("`{name}` is {floats}, for which ONNX has MatMul"));
+        }
         let (first, first_has) = *scaled.get_or_insert((name, scales.is_some()));
         if first_has != scales.is_some() {
             let [with, without] = if first_has { [first, name] } else { [name, first] };
             return Err(format!("`{with}` has scales, and `{without}` has none"));
         }
-        if let Some(integers) = matrix.and_then(type_of).and_then(integers_of) {
+        if let Some(integers) = kind.and_then(integers_of) {
             let (first, of_first) = *stored.get_or_insert((name, integers));
             if of_first != integers {
                 return Err(format!("`{first}` is {of_first}, and `{name}` is {integers}"));
@@ -115,6 +119,10 @@ fn check_scales(
         }
     }
     Ok(())
+}
+
+fn takes(operator: &Operator, floats: FloatType) -> bool {
+    operator.types().any(|types| types.weights == MatrixType::Float(floats))
 }
 
 /// Checks a matrix of the type `kind` beside scales of the type `scales`, as far as they are there and known.

@@ -44,7 +44,7 @@ pub(super) fn header() -> String {
 
 /// The operators that the plugins serve, as they are where matrices are floats.
 fn served() -> Vec<Operator> {
-    OPERATORS.iter().filter(|operator| !operator.of_integers_alone).map(Operator::of_floats).collect()
+    OPERATORS.iter().filter(|operator| !operator.is_for_processors).map(Operator::of_floats).collect()
 }
 
 fn tables(text: &mut String, operator: &Operator, namespace: &str) {

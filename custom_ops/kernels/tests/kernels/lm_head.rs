@@ -2,13 +2,14 @@
 
 use half::f16;
 use moa_kernels::{Instructions, LmHeadInputs, Prepared, Scalar, Sequential, ThreadPool, Weight, WeightData};
-use moa_schema::LmHeadDims;
+use moa_schema::{AccuracyLevel, LmHeadDims};
 
 use crate::integers::{int4, integers, integers_of_any_scale};
 use crate::quantized::{Rounding, assert_rounded, quantizing, round_rows, types, with_whole_scales};
-use crate::rounded::exact;
+use crate::rounded::{exact, rounding, to_bf16 as to_bf16_rows};
 use crate::stored::{LEVELS, Narrow, halves, rounded};
 use crate::support::{Random, Threads, assert_close, bits, matmul, widen};
+use crate::tiles::has_tiles;
 
 #[derive(Clone)]
 pub(crate) struct Case {
@@ -237,6 +238,53 @@ fn rows_beside_floats_and_integers_that_are_not_faster_stay_as_they_are() {
             let [found, expected] =
                 [&prepared, &exact()].map(|prepared| bits(&case.compute(prepared, narrow.data(), &Sequential)));
             assert_eq!(found, expected, "{:?}", case.dims);
+        }
+    }
+}
+
+/// Where this processor rounds rows to bf16, by vectors or on tiles; a word where it does not.
+fn rounding_to_bf16() -> impl Iterator<Item = impl Fn(AccuracyLevel) -> Prepared> {
+    let on_tiles = has_tiles().then_some(Instructions::Amx);
+    let levels = rounding().map(|_| Instructions::Avx512).into_iter().chain(on_tiles);
+    levels.map(|level| move |accuracy| Prepared::new(level).with_accuracy(accuracy))
+}
+
+/// Rounding the hidden states to bf16 before the call changes no bit of it, and makes exact products of what it rounds:
+/// all, where no row or column is left beside those of tiles.
+#[test]
+fn many_rows_beside_bf16_are_rounded_to_it() {
+    for prepared in rounding_to_bf16() {
+        let prepared = || prepared(AccuracyLevel::Bf16);
+        for (seed, shape) in (0..).zip([[1, 128, 96, 384], [2, 96, 321, 704], [1, 128, 1024, 128]]) {
+            let (mut case, narrow) = Case::random(&mut Random(seed), shape).rounded(to_bf16);
+            let before = case.compute(&prepared(), narrow.data(), &Sequential);
+            assert_rounded([&before, &case.compute(&exact(), narrow.data(), &Sequential)], &case.dims);
+            let weights = (&case.output_weight).into();
+            let packed = [narrow.data(), weights].map(|weights| (case.pack(prepared(), weights), weights));
+            for (prepared, weights) in packed.into_iter().chain([(prepared(), narrow.data())]) {
+                let found = case.compute(&prepared, weights, &Threads(3));
+                assert_eq!(bits(&found), bits(&before), "{:?}", case.dims);
+            }
+            case.hidden_states = to_bf16_rows(&case.hidden_states);
+            assert_eq!(bits(&case.compute(&prepared(), narrow.data(), &Sequential)), bits(&before), "{:?}", case.dims);
+            assert_close(&format!("logits of {:?}", case.dims), &before, &case.expected(), 3e-5);
+        }
+    }
+}
+
+/// A step of one sequence, and rows beside a matrix that bf16 does not hold.
+#[test]
+fn other_rows_beside_floats_are_not_rounded_to_bf16() {
+    for prepared in rounding_to_bf16() {
+        for shape in SHAPES {
+            let case = Case::random(&mut Random(7), shape);
+            let few = case.token(0).rounded(to_bf16);
+            let [few_weights, weights] = [few.1.data(), (&case.output_weight).into()];
+            for (case, weights) in [(&few.0, few_weights), (&case, weights)] {
+                let levels = [AccuracyLevel::Bf16, AccuracyLevel::Activations];
+                let [found, expected] = levels.map(|level| bits(&case.compute(&prepared(level), weights, &Sequential)));
+                assert_eq!(found, expected, "{:?}", case.dims);
+            }
         }
     }
 }

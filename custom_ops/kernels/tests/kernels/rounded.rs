@@ -20,7 +20,7 @@ pub(crate) fn rounds() -> bool {
 }
 
 /// For a processor that rounds; a word where this one does not.
-fn rounding() -> Option<Prepared> {
+pub(crate) fn rounding() -> Option<Prepared> {
     if !rounds() {
         skip("no AVX512_BF16, or none that is faster than AVX-512");
     }

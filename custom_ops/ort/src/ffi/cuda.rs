@@ -37,7 +37,7 @@ struct CudaKernel {
 
 static ENTRIES: LazyLock<Vec<CudaEntry>> = LazyLock::new(|| {
     let of = |operator| Element::ALL.into_iter().map(move |element| CudaEntry::new(operator, element));
-    OPERATORS.into_iter().filter(|operator| !operator.of_integers_alone).flat_map(of).collect()
+    OPERATORS.into_iter().filter(|operator| !operator.is_for_processors).flat_map(of).collect()
 });
 
 /// Activations and weights are of one type on a GPU.
