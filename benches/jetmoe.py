@@ -303,10 +303,11 @@ def prepare(work, args, model):
     return sessions, notes
 
 
-def read_bytes(past, stored):
-    """Bytes that one token needs: matrices of layers in two bytes a value and head and cache in four, or matrices and head as
-    integers are `stored`."""
-    width, head = WIDTHS.get(stored, 2), WIDTHS[HEAD] if stored in WIDTHS else 4
+def read_bytes(past, contender):
+    """Bytes that one token needs: matrices of layers in two bytes a value, or as integers are stored; caches in four, and a
+    head of f32 too, since ONNX Runtime multiplies by it."""
+    integers = next((stored for stored in WIDTHS if stored in contender), None)
+    width, head = WIDTHS.get(integers, 2), WIDTHS[HEAD] if integers else 2 if "bf16" in contender else 4
     d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
     layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
     layers = SIZES["num_hidden_layers"]
@@ -356,7 +357,7 @@ def measure(name, sessions, models, eager, args, bandwidth):
             result.setdefault(dtype, {})[f"{dtype}{way}"] = bench.ratio(*pair)
     if tokens == 1:
         for contender in [name for name in runs if name.startswith("ours")]:
-            amount = read_bytes(past, stored_as(contender))
+            amount = read_bytes(past, contender)
             rate = amount / result["times"][contender]["median_ms"] * 1e3
             result.setdefault("read", {})[contender] = {"bytes": amount, "rate": rate, "share": rate / bandwidth}
     return result

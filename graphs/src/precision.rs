@@ -71,8 +71,8 @@ impl Precision {
         }
     }
 
-    /// Whether the head of a language model is an operator of ours, since ONNX Runtime multiplies what it is stored in on
-    /// no processor.
+    /// Whether the head of a language model is an operator of ours, since ONNX Runtime multiplies what it is stored in
+    /// on no processor.
     pub const fn has_lm_head(self) -> bool {
         let weights = match self.head_integers() {
             Some(integers) => MatrixType::Integer(integers),

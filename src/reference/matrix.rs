@@ -129,8 +129,8 @@ impl Matrices {
         x.with(self.outputs, self.product(x.sums(), 0, &x.rows()))
     }
 
-    /// [`Self::map`] as an export multiplies by the matrix of a head: one of integers belongs to an operator of ours, and
-    /// so does one of floats whose products may be rounded.
+    /// [`Self::map`] as an export multiplies by the matrix of a head: one of integers belongs to an operator of ours,
+    /// and so does one of floats whose products may be rounded.
     pub(super) fn map_head(&self, x: &Sequence) -> Sequence {
         match (x.precision, &self.values) {
             (Precision::Products, _) | (_, Kept::Scaled(_)) => self.map_factors(x),

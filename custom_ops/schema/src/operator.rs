@@ -15,8 +15,8 @@ pub struct Operator {
     pub outputs: &'static [Parameter],
     /// Attributes, in the order in which they are written.
     pub attributes: &'static [Attribute],
-    /// Whether it stands for `MatMul` where ONNX Runtime's processors have none: its matrices are of integers or bf16, its
-    /// activations f32, and no GPU has it.
+    /// Whether it stands for `MatMul` where ONNX Runtime has none on processors: its matrices are of integers or bf16,
+    /// its activations f32, and no GPU has it.
     pub is_for_processors: bool,
 }
 
