@@ -68,6 +68,11 @@ impl Config {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the key is there, and null.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        self.keys.get(key).is_some_and(Value::is_null)
+    }
+
     fn missing(&self, key: &str, meaning: &str) -> ImportError {
         ImportError::MissingKey { origin: self.origin.clone(), key: key.into(), meaning: meaning.into() }
     }

@@ -49,7 +49,7 @@ pub(super) fn import(
     let tensors = bare.as_ref().map_or(tensors, |bare| bare);
     let sizes = Sizes::new(config, tensors, options)?;
     let mut importer = Importer::new(config, tensors);
-    let tied = config.flag_or("tie_word_embeddings", true)?;
+    let tied = !config.is_null("tie_word_embeddings") && config.flag_or("tie_word_embeddings", true)?;
     let (vocabulary, width) = (config.optional_size("vocab_size")?, sizes.width);
     let vocabulary = vocabulary.or(importer.or_stated(Some(DEFAULT_VOCABULARY)));
     let [tokens, output] = importer.take_ends([TOKENS, OUTPUT], tied, [vocabulary, Some(width)])?;

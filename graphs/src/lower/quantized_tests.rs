@@ -266,11 +266,14 @@ fn a_bias_is_added_to_what_a_head_returns() {
 fn matrices_of_heads_are_stored_as_integers_alone() {
     let mut untied = jetmoe();
     untied["tie_word_embeddings"] = false.into();
+    let mut null = jetmoe();
+    null["tie_word_embeddings"] = Json::Null;
     let jetmoe_table = "model.embed_tokens.weight";
     let molm_table = "transformer.wte.weight";
     for (config, table, output) in [
         (jetmoe(), jetmoe_table, jetmoe_table),
         (untied, jetmoe_table, "lm_head.weight"),
+        (null, jetmoe_table, "lm_head.weight"),
         (molm(true), molm_table, molm_table),
         (molm(false), molm_table, "lm_head.weight"),
     ] {
