@@ -158,8 +158,8 @@ fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendErro
 }
 
 /// Newest IR version and opset of each release of ONNX Runtime that raised one of them.
-const RELEASES: [(u32, i64, i64); 7] =
-    [(17, 9, 20), (18, 10, 21), (21, 10, 22), (22, 10, 23), (23, 11, 24), (24, 13, 25), (31, 13, 26)];
+const RELEASES: [(u32, i64, i64); 8] =
+    [(17, 9, 20), (18, 10, 21), (21, 10, 22), (22, 10, 23), (23, 11, 24), (24, 13, 25), (31, 13, 26), (32, 14, 28)];
 
 /// The first release in which an operator of ours can take int4.
 const WITH_INT4: u32 = 19;
@@ -323,6 +323,8 @@ mod tests {
             (10, 25, 24),
             (12, 1, 24),
             (13, 26, 31),
+            (13, 28, 32),
+            (14, 18, 32),
         ];
         for (ir_version, opset, release) in releases {
             let found = needed("1.16.3", model(ir_version, opset)).unwrap_or_default();

@@ -151,9 +151,9 @@ fn versions_and_imports() {
         case(Malformed, "no IR version", |m| m.ir_version = 0),
         case(Malformed, "no IR version", |m| m.ir_version = -3),
         case(Unsupported, "IR version 2", |m| m.ir_version = 2),
-        case(Unsupported, "IR version 14; versions up to 13", |m| m.ir_version = 14),
+        case(Unsupported, "IR version 15; versions up to 14", |m| m.ir_version = 15),
         case(Unsupported, "IR version 9223372036854775807", |m| m.ir_version = i64::MAX),
-        case(Unsupported, "opset 27; opsets up to 26", |m| m.opset_import[0].version = 27),
+        case(Unsupported, "opset 29; opsets up to 28", |m| m.opset_import[0].version = 29),
         case(Unsupported, "opset 99", |m| m.opset_import[0] = import("ai.onnx", 99)),
         case(Unsupported, "opset 99", |m| m.functions[0].opset_import[0].version = 99),
         case(Unsupported, "version 2 of the operators ai.moa; this program and its library have version 1", |m| {

@@ -41,10 +41,10 @@ use super::proto::type_proto;
 use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 
 /// Newest IR version that is read.
-pub const MAX_IR_VERSION: i64 = 13;
+pub const MAX_IR_VERSION: i64 = 14;
 
 /// Newest version of the standard operators that is read.
-pub const MAX_OPSET_VERSION: i64 = 26;
+pub const MAX_OPSET_VERSION: i64 = 28;
 
 /// A model file that passed every check.
 #[derive(Debug, Clone)]

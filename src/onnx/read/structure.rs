@@ -17,7 +17,8 @@ use crate::onnx::proto::{
 const MIN_IR_VERSION: i64 = 3;
 const MAX_GRAPH_DEPTH: usize = 16;
 const MAX_CALL_DEPTH: usize = 64;
-const NEWER: &str = "export the model again with a lower --opset, or use a newer version of this program";
+const NEWER: &str =
+    "write the model for an older version: `model.ir_version` and `opset_import` of the onnx package say which";
 
 /// Domain, name and overload of a function.
 type FunctionKey<'a> = (&'a str, &'a str, &'a str);
