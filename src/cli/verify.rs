@@ -124,6 +124,7 @@ fn json(result: &Verification) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.insert("passed".into(), result.passed().into());
         object.insert("not_compared".into(), result.not_compared().into());
+        object.insert("graph_changed".into(), result.graph_changed().into());
     }
     value
 }
@@ -250,6 +251,9 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
     if let Some(more) = weights.fault_count.checked_sub(weights.faults.len()).filter(|more| *more > 0) {
         text.push_str(&format!("  and {more} more\n"));
     }
+    if 2 * weights.fault_count > weights.tensors {
+        text.push_str("  most constants differ: this may be an export of another checkpoint\n");
+    }
     match &audit.nodes {
         Some(NodeAudit { nodes, difference: None, .. }) => {
             text.push_str(&format!("graph of {name}: {nodes} nodes are those that the checkpoint gives\n"));
@@ -262,9 +266,8 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
         }
         None => {}
     }
-    if let Some(order) = audit.nodes.as_ref().and_then(|nodes| nodes.order.as_ref()) {
-        text.push_str(&format!("graph of {name}: FAULT, {order}\n"));
-    }
+    let faults = audit.nodes.iter().flat_map(|nodes| nodes.order.iter().chain(&nodes.value));
+    text.extend(faults.map(|fault| format!("graph of {name}: FAULT, {fault}\n")));
     text
 }
 
@@ -325,6 +328,7 @@ pub(super) fn details(backend: &str, graph: &GraphReport) -> String {
         text.extend(outputs.first.iter().map(|d| difference("first", d)));
         text.extend(outputs.worst.iter().map(|d| difference("worst", d)));
     }
+    text.extend(graph.excess.iter().map(|excess| format!("  {excess}\n")));
     if graph.runs == 0 {
         return text;
     }

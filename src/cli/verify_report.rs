@@ -101,8 +101,8 @@ fn constants(section: &mut Section, result: &Verification) {
     }
     section.table(table);
     let different = |audit: &&FileAudit| {
-        let other_order = audit.nodes.as_ref().is_some_and(|nodes| nodes.order.is_some());
-        other_order || matches!(&audit.constants, Constants::Compared(weights) if !weights.passed())
+        let other_nodes = audit.nodes.as_ref().is_some_and(|nodes| nodes.fault().is_some());
+        other_nodes || matches!(&audit.constants, Constants::Compared(weights) if !weights.passed())
     };
     for audit in result.audits.iter().filter(different) {
         audit_line(audit).lines().for_each(|line| {

@@ -21,6 +21,7 @@ use super::{
     instrument::expose_routing,
     rounding_cost::{RoundingCost, is_fresh},
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
+    spread::Spread,
 };
 
 pub(super) const LOGITS: &str = "logits";
@@ -47,6 +48,8 @@ pub struct GraphReport {
     /// What weights of few bits change; found on one backend for all.
     #[serde(skip)]
     pub(super) rounding_cost: Option<RoundingCost>,
+    /// An output that differs in all by more than rounding explains, though no value does by itself.
+    pub excess: Option<String>,
     /// What stopped the check, if something did.
     pub failure: Option<String>,
 }
@@ -62,13 +65,18 @@ impl GraphReport {
             altered: None,
             left_out: None,
             rounding_cost: None,
+            excess: None,
             failure: None,
         }
     }
 
     /// Whether routing and outputs agree, and nothing stopped the check.
     pub const fn passed(&self) -> bool {
-        self.failure.is_none() && self.runs > 0 && self.routing.passed() && self.outputs.passed()
+        self.failure.is_none()
+            && self.excess.is_none()
+            && self.runs > 0
+            && self.routing.passed()
+            && self.outputs.passed()
     }
 }
 
@@ -124,6 +132,8 @@ pub(super) struct GraphCheck<'a> {
     half: BTreeSet<String>,
     /// What is out of tolerance by the effects that were seen so far.
     doubtful: Vec<Doubtful>,
+    /// Sums over all cases where kernels may round factors of products, by output.
+    spreads: BTreeMap<String, Spread>,
     /// What rounding does to each output, as a part of each of its [`scales`]: the most that any case showed. A case by
     /// itself may be one number, whose roundings cancel by chance.
     effects: BTreeMap<String, [f64; 2]>,
@@ -158,6 +168,7 @@ impl<'a> GraphCheck<'a> {
             routed: backend.load(&file.with_model(model)?)?,
             modules,
             doubtful: Vec::new(),
+            spreads: BTreeMap::new(),
             effects: BTreeMap::new(),
             half: file.inputs().into_iter().filter(|i| i.data_type == DataType::Float16).map(|i| i.name).collect(),
             report: GraphReport::of(file),
@@ -299,6 +310,9 @@ impl<'a> GraphCheck<'a> {
             let (found, expected) = (found.shape().to_vec(), expected.shape().to_vec());
             return Err(CheckError::Shape { name: name.into(), found, expected });
         }
+        if let (Some(rounded), Some(_)) = (&rounded, self.truth.reference.products()) {
+            self.spreads.entry(name.to_owned()).or_default().add(found, rounded, &expected);
+        }
         let rounding = rounded.and_then(|rounded| effect_of_rounding(&rounded, &expected)).unwrap_or_default();
         let effect = self.effects.entry(name.to_owned()).or_default();
         for (effect, scale) in effect.iter_mut().zip(scales(&expected)) {
@@ -328,6 +342,8 @@ impl<'a> GraphCheck<'a> {
             self.report.outputs.add(&place, &found, &expected, self.tolerance(&name, &expected));
         }
         self.report.routing.finish();
+        let excess = |(name, spread): (&String, &Spread)| Some(format!("{name}: {}", spread.excess()?));
+        self.report.excess = self.spreads.iter().find_map(excess);
         self.report
     }
 }

@@ -13,10 +13,12 @@ mod graph_check;
 mod instrument;
 mod journey;
 mod moved;
+mod node_values;
 mod nodes;
 mod rounding_cost;
 mod routing;
 mod settings;
+mod spread;
 mod verdict;
 mod weights;
 

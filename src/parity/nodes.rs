@@ -4,6 +4,7 @@
 
 use moa_graphs::graph::Graph;
 
+use super::node_values::other_value;
 use crate::onnx::{
     OnnxFile,
     proto::{FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto},
@@ -20,6 +21,9 @@ pub struct NodeAudit {
     /// What stands where an input or an output belongs that the graph has elsewhere, if something does: a caller that
     /// counts them gets another one. Looked at where the file says that it is an export.
     pub order: Option<String>,
+    /// The first number in a node that the checkpoint gives otherwise, where its operator and its output stayed. Looked
+    /// at where the file says that it is an export.
+    pub value: Option<String>,
 }
 
 impl NodeAudit {
@@ -29,7 +33,13 @@ impl NodeAudit {
         let standard = found.opset_import.iter().find(|import| import.domain.is_empty());
         let expected = structure(expected, standard.map_or(0, |import| import.version));
         let order = is_stated.then(|| other_order(found, &expected)).flatten();
-        Self { nodes: nodes(&expected).len(), difference: difference(found, &expected), order }
+        let value = is_stated.then(|| other_value(found, &expected)).flatten();
+        Self { nodes: nodes(&expected).len(), difference: difference(found, &expected), order, value }
+    }
+
+    /// What makes the graph another one, whatever it computes for the inputs of a run.
+    pub fn fault(&self) -> Option<&str> {
+        self.order.as_deref().or(self.value.as_deref())
     }
 }
 

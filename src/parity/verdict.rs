@@ -36,7 +36,7 @@ impl Verification {
 
     /// What is to be said of the export on one of its backends.
     pub fn finding(&self, report: &BackendReport) -> Finding {
-        let different = self.first_different_constant().or_else(|| self.first_other_order());
+        let different = self.first_different_constant().or_else(|| self.first_fault_of_nodes());
         if let Some(fault) = different.or_else(|| report.graphs.iter().find_map(fault)) {
             return Finding::Differs(fault);
         }
@@ -53,9 +53,14 @@ impl Verification {
         })
     }
 
-    fn first_other_order(&self) -> Option<String> {
+    /// Whether another program has changed a graph, so that runs prove it for their inputs alone.
+    pub fn graph_changed(&self) -> bool {
+        self.audits.iter().filter_map(|audit| audit.nodes.as_ref()).any(|nodes| nodes.difference.is_some())
+    }
+
+    fn first_fault_of_nodes(&self) -> Option<String> {
         self.audits.iter().find_map(|audit| {
-            let found = audit.nodes.as_ref()?.order.as_ref()?;
+            let found = audit.nodes.as_ref()?.fault()?;
             Some(format!("{}: {found}", audit.graph))
         })
     }
@@ -82,6 +87,7 @@ fn fault(graph: &GraphReport) -> Option<String> {
         (Some(failure), _) => failure.clone(),
         (None, Some(found)) => format!("module {} sends tokens to other experts", found.module),
         (None, None) if graph.runs == 0 => "nothing was run".into(),
+        (None, None) if graph.outputs.passed() => graph.excess.clone().unwrap_or_default(),
         (None, None) => format!("{} of {} values are out of tolerance", graph.outputs.mismatches, graph.outputs.values),
     };
     Some(format!("{}: {why}", graph.graph))

@@ -90,10 +90,28 @@ fn a_changed_weight_is_a_failure_of_verification() {
 }
 
 #[test]
+fn another_checkpoint_is_guessed() {
+    const HINT: &str = "most constants differ: this may be an export of another checkpoint";
+    let scene = exported("");
+    let mut bytes = scene.read("ck/model.safetensors");
+    let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    bytes[header..].iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
+    scene.write("ck/model.safetensors", &bytes);
+    let outcome = scene.moa("verify m.onnx --checkpoint ck --backends ort");
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stdout.contains(HINT), "{}", outcome.stdout);
+    let scene = exported("");
+    damage(&scene);
+    let outcome = scene.moa("verify m.onnx --checkpoint ck --backends ort");
+    assert!(!outcome.stdout.contains(HINT), "{}", outcome.stdout);
+}
+
+#[test]
 fn json_says_whether_it_passed() {
     let scene = exported("");
     let value = json(&scene.accepts("verify m.onnx --checkpoint ck --json -"));
     assert_eq!((&value["passed"], &value["family"]), (&true.into(), &"moa_layer".into()));
+    assert_eq!(value["graph_changed"], false);
     assert_eq!(value["backends"].as_array().unwrap().len(), 4);
     let printed = scene.accepts("verify m.onnx --checkpoint ck --json report.json");
     assert!(printed.contains("\nverified on "));

@@ -137,6 +137,40 @@ fn another_order_of_inputs_or_outputs_is_a_difference() {
     }
 }
 
+/// No run need show it: an epsilon stands beside larger values, and what is masked weighs nothing by either score.
+#[test]
+fn another_number_in_a_node_is_a_difference() {
+    type Fault = fn(&mut ModelProto);
+    let epsilon: Fault = |model| {
+        let nodes = &mut model.graph.as_mut().unwrap().node;
+        let norm = nodes.iter_mut().find(|node| node.op_type == "LayerNormalization").unwrap();
+        let epsilon = norm.attribute.iter_mut().find(|attribute| attribute.name == "epsilon").unwrap();
+        epsilon.f = epsilon.f.map(|value| value * 1.01);
+    };
+    let score: Fault = |model| {
+        let nodes = model.functions.iter_mut().flat_map(|function| &mut function.node);
+        let tensors = nodes.flat_map(|node| &mut node.attribute).filter_map(|attribute| attribute.t.as_mut());
+        let lowest = f32::MIN.to_le_bytes();
+        let masked = tensors.filter_map(|tensor| tensor.raw_data.as_mut()).find(|bytes| bytes[..] == lowest).unwrap();
+        *masked = (-1e30f32).to_le_bytes().to_vec().into();
+    };
+    let level: Fault = |model| {
+        let nodes = &mut model.graph.as_mut().unwrap().node;
+        let ours = nodes.iter_mut().find(|node| node.domain == moa_schema::DOMAIN).unwrap();
+        ours.attribute.push(AttributeProto::int("accuracy_level", 3));
+    };
+    for (fault, told) in [
+        (epsilon, "`epsilon` is 0.0000101, and the checkpoint gives 0.00001 in node \""),
+        (score, " in the body of MoA"),
+        (level, "`accuracy_level` is 3, and the checkpoint gives none in node \""),
+    ] {
+        let result = with_fault("mlm", Form::Function, "model.onnx", fault);
+        assert!(!seen_in_numbers(&result) && !result.passed() && result.graph_changed(), "{result:?}");
+        let Finding::Differs(found) = result.finding(&result.backends[0]) else { panic!("{result:?}") };
+        assert!(found.starts_with("model.onnx: ") && found.contains(told), "{found}");
+    }
+}
+
 #[test]
 fn metadata_that_no_export_has_are_refused() {
     for key in [metadata::FORM, metadata::DTYPE, metadata::GATE_MODE, metadata::ROUTER_OUTPUTS, metadata::PART] {

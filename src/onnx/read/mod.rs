@@ -40,6 +40,11 @@ use super::proto::tensor_shape_proto::dimension;
 use super::proto::type_proto;
 use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 
+/// The bytes of a tensor that stands in a node; `None` where they are elsewhere or have no fixed size.
+pub(crate) fn inline_bytes(tensor: &TensorProto) -> Option<Bytes> {
+    tensor::inline_values(tensor).ok()
+}
+
 /// Newest IR version that is read.
 pub const MAX_IR_VERSION: i64 = 14;
 
