@@ -108,12 +108,12 @@ impl Configs {
     }
 
     fn settings(&self) -> GenerationSettings {
-        let own = self.generation.iter().flat_map(Keys::own_generation_settings);
         let (file, keys) = match &self.generation {
             None => (CONFIG, self.config.as_ref()),
             generation => (GENERATION_CONFIG, generation.as_ref()),
         };
-        GenerationSettings { file, keys: keys.into_iter().flat_map(Keys::generation_settings).chain(own).collect() }
+        let all = |keys: &Keys| keys.generation_settings().chain(keys.further_generation_settings()).collect();
+        GenerationSettings { file, keys: keys.map(all).unwrap_or_default() }
     }
 
     /// A text of the `section` of `genai_config.json`'s decoder, else `default`.

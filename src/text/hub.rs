@@ -45,9 +45,22 @@ const SETTINGS: [(&str, Option<f64>); 25] = [
     ("begin_suppress_tokens", None),
 ];
 
-/// Settings that a `generation_config.json` alone may hold, in the same way.
-const OWN_SETTINGS: [(&str, Option<f64>); 4] =
-    [("min_new_tokens", Some(0.0)), ("sequence_bias", None), ("guidance_scale", Some(1.0)), ("stop_strings", None)];
+/// Settings for which transformers does not look where it chooses between its files, in the same way; it heeds them in
+/// either. Of those that only limit how tokens are drawn there is none.
+const FURTHER_SETTINGS: [(&str, Option<f64>); 12] = [
+    ("min_new_tokens", Some(0.0)),
+    ("sequence_bias", None),
+    ("guidance_scale", Some(1.0)),
+    ("stop_strings", None),
+    ("watermarking_config", None),
+    ("max_time", None),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("penalty_alpha", Some(0.0)),
+    ("dola_layers", None),
+    ("force_words_ids", None),
+    ("constraints", None),
+    ("token_healing", Some(0.0)),
+];
 
 /// Larger files are no configuration.
 const LIMIT: u64 = 1 << 22;
@@ -104,9 +117,9 @@ impl Keys {
         self.set_of(&SETTINGS)
     }
 
-    /// Settings that are here and not the default, and that no configuration of a model may hold.
-    pub fn own_generation_settings(&self) -> impl Iterator<Item = &'static str> {
-        self.set_of(&OWN_SETTINGS)
+    /// Settings that are here and not neutral, and that make no configuration one of generation.
+    pub fn further_generation_settings(&self) -> impl Iterator<Item = &'static str> {
+        self.set_of(&FURTHER_SETTINGS)
     }
 
     fn set_of(&self, settings: &'static [(&'static str, Option<f64>)]) -> impl Iterator<Item = &'static str> {
@@ -244,13 +257,16 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_no_configuration_are_told_apart() {
-        let text = r#"{"min_new_tokens": 0, "guidance_scale": 1, "stop_strings": null, "top_p": 0.9}"#;
-        assert!(keys(text).own_generation_settings().next().is_none());
-        let text =
-            r#"{"min_new_tokens": 3, "sequence_bias": [[[7], -9.0]], "guidance_scale": 1.5, "stop_strings": "t7"}"#;
-        let found: Vec<_> = keys(text).own_generation_settings().collect();
-        assert_eq!(found, ["min_new_tokens", "sequence_bias", "guidance_scale", "stop_strings"]);
+    fn settings_that_choose_no_file_are_told_apart() {
+        let text = r#"{"min_new_tokens": 0, "guidance_scale": 1, "stop_strings": null, "top_p": 0.9, "max_time": null,
+            "encoder_repetition_penalty": 1.0, "penalty_alpha": 0, "token_healing": false}"#;
+        assert!(keys(text).further_generation_settings().next().is_none());
+        let text = r#"{"min_new_tokens": 3, "sequence_bias": [[[7], -9.0]], "guidance_scale": 1.5, "stop_strings": "t7",
+            "watermarking_config": {"bias": 2.0}, "max_time": 0.5, "encoder_repetition_penalty": 2.0,
+            "penalty_alpha": 0.6, "dola_layers": "high", "force_words_ids": [[5]], "constraints": [1],
+            "token_healing": true}"#;
+        let found: Vec<_> = keys(text).further_generation_settings().collect();
+        assert_eq!(found, FURTHER_SETTINGS.map(|(name, _)| name));
         assert!(keys(text).generation_settings().next().is_none());
     }
 

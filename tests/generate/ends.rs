@@ -119,11 +119,13 @@ fn settings_of_generation_are_no_silent_ones() {
         "note: generation_config.json asks for tokens that are drawn, as --temperature, --top-k and --top-p do\n";
     assert_eq!(notes(&drawn, &[]), told);
     assert_eq!(notes(&drawn, &["--temperature", "0.7"]), "");
-    let own =
-        json!({ "min_new_tokens": 9, "stop_strings": ["t7"], "guidance_scale": 1.5, "sequence_bias": [[[7], -9]] });
-    let told = "note: generation_config.json sets min_new_tokens, sequence_bias, guidance_scale, stop_strings, which \
-                nothing here heeds\n";
-    assert_eq!(notes(&own, &[]), told);
+    let further = json!({
+        "min_new_tokens": 9, "stop_strings": ["t7"], "guidance_scale": 1.5, "sequence_bias": [[[7], -9]],
+        "watermarking_config": { "bias": 2.0 }, "encoder_repetition_penalty": 2.0, "max_time": 0.5,
+    });
+    let told = "note: generation_config.json sets min_new_tokens, sequence_bias, guidance_scale, stop_strings, \
+                watermarking_config, max_time, encoder_repetition_penalty, which nothing here heeds\n";
+    assert_eq!(notes(&further, &[]), told);
     assert_eq!(notes(&json!({ "do_sample": false, "num_beams": 1, "suppress_tokens": null }), &[]), "");
     assert_eq!(notes(&json!({ "guidance_scale": 1.0, "min_new_tokens": null }), &[]), "");
 }
@@ -143,7 +145,7 @@ fn settings_of_generation_may_be_those_of_the_model() {
         String::from_utf8(output.stderr).unwrap()
     };
     let keys = json!({ "repetition_penalty": 1.3, "do_sample": true, "min_new_tokens": 4 });
-    let told = "note: config.json sets repetition_penalty, which nothing here heeds\n\
+    let told = "note: config.json sets repetition_penalty, min_new_tokens, which nothing here heeds\n\
                 note: config.json asks for tokens that are drawn, as --temperature, --top-k and --top-p do\n";
     for written in [None, Some(json!({ "_from_model_config": true, "num_beams": 4 }))] {
         match written {
@@ -152,7 +154,10 @@ fn settings_of_generation_may_be_those_of_the_model() {
         }
         assert_eq!(notes(&keys), told);
     }
-    assert_eq!(notes(&json!({})), "note: generation_config.json sets num_beams, which nothing here heeds\n");
+    let told = "note: generation_config.json sets num_beams, which nothing here heeds\n";
+    for keys in [json!({}), json!({ "min_new_tokens": 4 })] {
+        assert_eq!(notes(&keys), told);
+    }
     fs::write(&generation, "{}").unwrap();
     assert_eq!(notes(&keys), "");
 }
