@@ -1,6 +1,9 @@
 //! A file that appears whole when the work is done.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
 
 use super::{Failure, interrupt::Ending};
 use crate::{files::folder_of, onnx::Staging};
@@ -60,17 +63,30 @@ pub(super) fn commit_all<const COUNT: usize>(
     })
 }
 
-/// Refuses the name of an output in the format `own` that has one of the `endings` of others.
-pub(super) fn no_other_ending(path: Option<&Path>, own: &str, endings: &[&str]) -> Result<(), Failure> {
-    let Some(path) = path else { return Ok(()) };
-    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    match endings.iter().find(|other| ending.eq_ignore_ascii_case(other)) {
-        Some(_) => {
-            let message = format!("{}: what is written is {own}, not .{ending}", path.display());
-            Err(Failure::output_name(message, &format!("give NAME.{own}")))
-        }
+/// Endings of results, by their format.
+pub(super) const PAGE: &[&str] = &["html", "htm"];
+pub(super) const JSON: &[&str] = &["json"];
+pub(super) const CSV: &[&str] = &["csv"];
+
+/// Refuses the name of a result that has an ending which is none of `own`.
+pub(super) fn own_ending(path: Option<&Path>, own: &[&str]) -> Result<(), Failure> {
+    let is_other = |ending: &OsStr| !ending.is_empty() && !own.iter().any(|own| ending.eq_ignore_ascii_case(own));
+    match path.filter(|path| path.extension().is_some_and(is_other)) {
+        Some(path) => Err(other_format(path, own.first().unwrap_or(&""))),
         None => Ok(()),
     }
+}
+
+/// Refuses the name of an output in the format `own` that has one of the `endings` of others.
+pub(super) fn no_other_ending(path: &Path, own: &str, endings: &[&str]) -> Result<(), Failure> {
+    let is_other = |ending: &OsStr| endings.iter().any(|other| ending.eq_ignore_ascii_case(other));
+    if path.extension().is_some_and(is_other) { Err(other_format(path, own)) } else { Ok(()) }
+}
+
+fn other_format(path: &Path, own: &str) -> Failure {
+    let ending = path.extension().unwrap_or_default().display();
+    let message = format!("{}: what is written is {own}, not .{ending}", path.display());
+    Failure::output_name(message, &format!("give NAME.{own}"))
 }
 
 /// The folder of an output, and its name there.

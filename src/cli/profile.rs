@@ -12,7 +12,7 @@ use super::{
     apart::keep_apart,
     interrupt::Ending,
     must_be_open,
-    output_file::{OutputFile, commit_all},
+    output_file::{OutputFile, PAGE, commit_all, own_ending},
     print_result,
     profile_args::{DEFAULT_BATCH, InputFormat, ProfileArguments},
     profile_inputs::{Vocabulary, batches, folder},
@@ -44,6 +44,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     check_batch(arguments)?;
     let ending = Ending::at_once([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
+    own_ending(arguments.report.as_deref(), PAGE)?;
     let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
     must_be_open(&arguments.model)?;
     check_ort_options(&[arguments.backend], arguments.library.as_deref(), arguments.threads)?;

@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         let message = format!("{}: outputs are written as safetensors, not as .{other}", arguments.outputs.display());
         return Err(Failure::usage(message, Some("give --outputs NAME.safetensors")));
     }
-    no_other_ending(Some(&arguments.outputs), "safetensors", &["onnx", "plan"])?;
+    no_other_ending(&arguments.outputs, "safetensors", &["onnx", "plan"])?;
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
     let inputs = tensor_file::read(&arguments.inputs)?;

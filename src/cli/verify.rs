@@ -11,7 +11,7 @@ use super::{
     args::{BackendArgument, VerifyArguments},
     interrupt::Ending,
     must_be_open, open_checkpoint,
-    output_file::{OutputFile, commit_all, no_other_ending},
+    output_file::{JSON, OutputFile, PAGE, commit_all, own_ending},
     print_result,
     progress::VerifyProgress,
     run::{BackendOptions, backends, check_ort_options},
@@ -37,6 +37,9 @@ pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
     must_be_open(model)?;
     check_tolerance("--atol", arguments.atol)?;
     check_tolerance("--rtol", arguments.rtol)?;
+    keep_apart(&[json.as_deref(), report.as_deref()], arguments.inputs())?;
+    own_ending(json.as_deref(), JSON)?;
+    own_ending(report.as_deref(), PAGE)?;
     let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
     verify(arguments, &checkpoint, None, &ending)
 }
@@ -62,9 +65,6 @@ pub(super) fn verify(
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
     };
-    keep_apart(&[arguments.json.as_deref(), arguments.report.as_deref()], arguments.inputs())?;
-    no_other_ending(arguments.json.as_deref(), "json", &["html", "htm"])?;
-    no_other_ending(arguments.report.as_deref(), "html", &["json"])?;
     let report_file = OutputFile::of_option(arguments.json.as_deref(), arguments.force)?;
     let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
     let progress = VerifyProgress::new();

@@ -79,13 +79,26 @@ fn endings_of_other_formats_are_refused() {
 #[test]
 fn results_have_no_endings_of_other_formats() {
     let scene = Scene::with(&Model::layer());
+    scene.write("mine.md", "mine");
+    scene.write("mine.safetensors", "mine");
     for (line, name) in [
         ("run m.onnx --inputs i --outputs o.onnx", "o.onnx: what is written is safetensors"),
         ("run m.onnx --inputs i --outputs o.PLAN", "o.PLAN: what is written is safetensors"),
         ("verify m.onnx --checkpoint ck --json x.html", "x.html: what is written is json"),
         ("verify m.onnx --checkpoint ck --report x.json", "x.json: what is written is html"),
+        ("verify m.onnx --checkpoint ck --report mine.md --force", "mine.md: what is written is html, not .md"),
+        ("verify m.onnx --checkpoint ck --json mine.safetensors --force", "mine.safetensors: what is written is json"),
+        ("bench m.onnx --report mine.md --force", "mine.md: what is written is html"),
+        ("bench m.onnx --json mine.md --force", "mine.md: what is written is json"),
+        ("bench m.onnx --csv x.tsv", "x.tsv: what is written is csv"),
+        ("profile m.onnx --inputs i --report mine.md --force", "mine.md: what is written is html"),
     ] {
         scene.refuses(line, 2, &["MOA-E0214", name, "help: give NAME."]);
+    }
+    assert_eq!((scene.read("mine.md"), scene.read("mine.safetensors")), (b"mine".to_vec(), b"mine".to_vec()));
+    for name in ["x.HTM", "x.html", "x", ".x"] {
+        let outcome = scene.moa(&format!("verify m.onnx --checkpoint ck --report {name}"));
+        assert!(!outcome.stderr.contains("MOA-E0214"), "{name}: {}", outcome.stderr);
     }
 }
 

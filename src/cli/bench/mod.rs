@@ -22,7 +22,7 @@ use super::{
     failure::COMPARABLE,
     interrupt::Ending,
     must_be_open, note, open_checkpoint,
-    output_file::{OutputFile, commit_all, is_stdout},
+    output_file::{CSV, JSON, OutputFile, PAGE, commit_all, is_stdout, own_ending},
     print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
     run::{BackendOptions, backends, check_ort_options},
@@ -168,7 +168,8 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
     if [&arguments.json, &arguments.csv].iter().all(|path| path.as_deref().is_some_and(is_stdout)) {
         return Err(Failure::usage("--json and --csv cannot both go to stdout", Some("give one of them a file")));
     }
-    keep_apart(&files(arguments), arguments.inputs())
+    keep_apart(&files(arguments), arguments.inputs())?;
+    files(arguments).into_iter().zip([JSON, CSV, PAGE]).try_for_each(|(path, endings)| own_ending(path, endings))
 }
 
 /// Files to write; `-` is none.
