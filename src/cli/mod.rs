@@ -180,8 +180,25 @@ fn usage(error: &clap::Error) -> Result<ExitCode, Failure> {
             format!("there is neither a command nor a checkpoint called {typed:?}"),
             Some("run `moa-export --help`, which lists the commands"),
         ),
-        _ => Failure::usage(in_words(said), Some(tip.or_else(|| option_for(&command, said)).unwrap_or(&help))),
+        _ => {
+            let of_json = help_of_json(said);
+            let known = of_json.as_deref().or(tip).or_else(|| option_for(&command, said));
+            Failure::usage(in_words(said), Some(known.unwrap_or(&help)))
+        }
     })
+}
+
+/// What to do where `--json` takes a file and was given none, or prints and was given one.
+fn help_of_json(said: &str) -> Option<String> {
+    let lacks_file = |option: &&str| said.starts_with(&format!("a value is required for '{option} <FILE>'"));
+    if let Some(option) = ["--json", "--csv"].into_iter().find(lacks_file) {
+        return Some(format!("`{option} -` prints to stdout"));
+    }
+    let words: Vec<_> = typed().iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let joined = words.iter().filter_map(|word| word.strip_prefix("--json="));
+    let apart = words.windows(2).filter(|pair| pair[0] == "--json").map(|pair| pair[1].as_str());
+    let file = joined.chain(apart).find(|file| said.contains(&format!("'{file}'")))?;
+    Some(format!("`--json` prints to stdout; redirect with `> {}`", shell::word(file)))
 }
 
 /// Which option takes what was typed without one.
@@ -215,7 +232,7 @@ fn in_words(message: &str) -> String {
         ("cannot parse float from empty string", "it must be a number"),
     ];
     let second = message.strip_prefix("the subcommand '");
-    if let Some(second) = second.and_then(|rest| rest.strip_suffix("' cannot be used with '<CHECKPOINT>'")) {
+    if let Some((second, _)) = second.and_then(|rest| rest.split_once("' cannot be used with")) {
         return format!("'{second}' follows the checkpoint, where only options do; the output is given with -o");
     }
     if let Some((before, words)) = NUMBERS.iter().find_map(|(rust, words)| Some((message.strip_suffix(rust)?, words))) {

@@ -168,6 +168,26 @@ fn words_in_the_wrong_place_are_told_their_option() {
     }
 }
 
+#[test]
+fn commands_whose_json_prints_and_those_that_write_it_are_told_apart() {
+    let scene = Scene::with(&Model::layer());
+    for (line, help) in [
+        ("verify m.onnx --checkpoint ck --json", "`--json -` prints to stdout"),
+        ("verify m.onnx --json --checkpoint ck", "`--json -` prints to stdout"),
+        ("bench m.onnx --json", "`--json -` prints to stdout"),
+        ("bench m.onnx --csv", "`--csv -` prints to stdout"),
+        ("ck -o m.onnx --json m.json", "`--json` prints to stdout; redirect with `> m.json`"),
+        ("inspect ck --json=m.json", "`--json` prints to stdout; redirect with `> m.json`"),
+        ("profile m.onnx --inputs i --json m.json", "`--json` prints to stdout; redirect with `> m.json`"),
+        ("plan --gpu h100 --json m.json", "`--json` prints to stdout; redirect with `> m.json`"),
+        ("build m.onnx -o m.plan --json m.json", "`--json` prints to stdout; redirect with `> m.json`"),
+        ("ops --json m.json", "`--json` prints to stdout; redirect with `> m.json`"),
+    ] {
+        scene.refuses(line, 2, &[&format!("help: {help}\n")]);
+    }
+    scene.refuses("ck -o m.onnx --json m.json", 2, &["'m.json' follows the checkpoint, where only options do"]);
+}
+
 /// What is no text in UTF-8 stays what it is: a path that is not there, or one that an option does not take.
 #[cfg(target_os = "linux")]
 #[test]
