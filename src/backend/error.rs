@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{EngineError, RuntimeLibrary};
+use super::{EngineError, LibraryUse, RuntimeLibrary};
 use crate::onnx::inline::InlineError;
 use crate::onnx::read::ReadError;
 
@@ -131,6 +131,16 @@ impl BackendError {
             true => Self::NotFinite { backend, stage, text },
             false => Self::Failed { backend, stage, text },
         }
+    }
+
+    /// The same; where the operator library is at fault, of one that is wanted for `what`.
+    pub(super) fn with_use(mut self, what: LibraryUse) -> Self {
+        if let Self::RuntimeMissing { library: RuntimeLibrary::Operators(found), .. }
+        | Self::RuntimeUnusable { library: RuntimeLibrary::Operators(found), .. } = &mut self
+        {
+            *found = what;
+        }
+        self
     }
 
     /// Class of the error.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{BackendError, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
+use super::{BackendError, LibraryUse, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
 use crate::files::read_whole;
 
 /// Environment variable that names the library with the CUDA kernels.
@@ -152,14 +152,14 @@ pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, Backend
             search.named_by = Some(NamedBy::Option);
             search.file(path.to_owned())
         }
-        None => match search.variable(RuntimeLibrary::Operators) {
+        None => match search.variable(RuntimeLibrary::Operators(LibraryUse::Run)) {
             Ok(Some(path)) => Some(path),
             Ok(None) => beside_executable(&mut search, "moa_ort", &["deps", "..", "../lib"])
                 .or_else(|| own_folders(OWN_PACKAGE).into_iter().find_map(|folder| search.library(&folder, "moa_ort"))),
             Err(()) => None,
         },
     };
-    found.ok_or_else(|| search.missing(RuntimeLibrary::Operators))
+    found.ok_or_else(|| search.missing(RuntimeLibrary::Operators(LibraryUse::Run)))
 }
 
 /// As [`find_operator_library`] without a path, for a library that is copied and not loaded.
@@ -168,15 +168,23 @@ pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, Backend
 ///
 /// As there, and where the file cannot be read or lacks what ONNX Runtime calls.
 pub fn operator_library_to_copy() -> Result<PathBuf, BackendError> {
+    let library = RuntimeLibrary::Operators(LibraryUse::Copy);
+    let path = find_operator_library(None).map_err(|error| error.with_use(LibraryUse::Copy))?;
+    match lacks_entry(&path) {
+        Some(why) => Err(BackendError::RuntimeUnusable { library, path, why }),
+        None => Ok(path),
+    }
+}
+
+/// Why the file `path` cannot be an operator library, as far as its bytes tell.
+fn lacks_entry(path: &Path) -> Option<String> {
     const ENTRY: &[u8] = b"RegisterCustomOps";
-    let path = find_operator_library(None)?;
-    let why = match (read_whole(&path), cut_off(&path)) {
-        (Err(error), _) => error.to_string(),
-        (_, Some(why)) => why,
-        (Ok(bytes), None) if bytes.windows(ENTRY.len()).any(|name| name == ENTRY) => return Ok(path),
-        (Ok(_), None) => "it has no entry RegisterCustomOps".to_owned(),
-    };
-    Err(BackendError::RuntimeUnusable { library: RuntimeLibrary::Operators, path, why })
+    match (read_whole(path), cut_off(path)) {
+        (Err(error), _) => Some(error.to_string()),
+        (_, Some(why)) => Some(why),
+        (Ok(bytes), None) if bytes.windows(ENTRY.len()).any(|name| name == ENTRY) => None,
+        (Ok(_), None) => Some("it has no entry RegisterCustomOps".to_owned()),
+    }
 }
 
 /// Finds the TensorRT plugin: `MOA_TENSORRT_LIBRARY`, beside the executable, where `cargo xtask tensorrt` puts it.

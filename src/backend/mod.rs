@@ -53,7 +53,7 @@ pub use ort_runtime::{OrtRuntime, load_onnxruntime};
 pub use ort_session::{OrtSession, OrtValue};
 #[cfg(feature = "ort")]
 pub use ort_trace::{NodeRun, OrtTrace};
-pub use runtime_library::RuntimeLibrary;
+pub use runtime_library::{LibraryUse, RuntimeLibrary};
 pub use tensorrt::{
     EngineError, EngineStage, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, Trust,
     load_plan as load_tensorrt_plan,

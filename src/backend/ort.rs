@@ -17,7 +17,8 @@ use super::libraries::find_operator_library;
 use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{
-    Backend, BackendError, Bound, OrtOptions, Runner, RuntimeLibrary, caches_in_place, names, operators, ort_in_place,
+    Backend, BackendError, Bound, LibraryUse, OrtOptions, Runner, RuntimeLibrary, caches_in_place, names, operators,
+    ort_in_place,
 };
 use crate::files::folder_of;
 use crate::onnx::proto::{ModelProto, tensor_proto::DataType};
@@ -79,8 +80,8 @@ impl OrtBackend {
                 .map_err(|error| self.failed("set the number of threads", &error))?;
         }
         if let Some(path) = library {
-            let unusable =
-                |why| BackendError::RuntimeUnusable { library: RuntimeLibrary::Operators, path: path.into(), why };
+            let library = RuntimeLibrary::Operators(LibraryUse::Run);
+            let unusable = |why| BackendError::RuntimeUnusable { library, path: path.into(), why };
             if let Some(why) = cut_off(path) {
                 return Err(unusable(why));
             }
@@ -91,9 +92,10 @@ impl OrtBackend {
 
     /// The runtime's session for `model`; it records every node where `profile` names the start of a file name.
     pub(super) fn session(&self, model: &OnnxFile, profile: Option<&Path>) -> Result<Session, BackendError> {
-        let library = self.library(model)?;
+        let of_model = |error: BackendError| error.with_use(use_by(model));
+        let library = self.library(model).map_err(of_model)?;
         let runtime = load_onnxruntime()?;
-        let mut builder = self.builder(&runtime, library.as_deref())?;
+        let mut builder = self.builder(&runtime, library.as_deref()).map_err(of_model)?;
         if let Some(profile) = profile {
             builder = builder.with_profiling(profile).map_err(|error| self.failed("start a profile", &error))?;
         }
@@ -133,6 +135,11 @@ impl Backend for OrtBackend {
         };
         Ok(Box::new(OrtRunner { backend: self.name(), session, signature: Signature::new(model), caches }))
     }
+}
+
+/// What the operator library is to `model`.
+fn use_by(model: &OnnxFile) -> LibraryUse {
+    if operators::without_body(model.model()).is_empty() { LibraryUse::Run } else { LibraryUse::RunFused }
 }
 
 fn require_bodies(missing: &BTreeSet<String>) -> Result<(), BackendError> {

@@ -9,14 +9,25 @@ pub(super) fn named(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
+/// What the operator library is wanted for, which decides what else would do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LibraryUse {
+    /// To run graphs that may carry bodies.
+    Run,
+    /// To run a graph in fused form.
+    RunFused,
+    /// To lie beside an export.
+    Copy,
+}
+
 /// A library that a backend loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RuntimeLibrary {
     /// `libonnxruntime`.
     OnnxRuntime,
-    /// `libmoa_ort`.
-    Operators,
+    /// `libmoa_ort`, and what it is for.
+    Operators(LibraryUse),
     /// `libmoa_tensorrt`.
     TensorRtPlugin,
 }
@@ -26,7 +37,7 @@ impl RuntimeLibrary {
     pub const fn variable(self) -> &'static str {
         match self {
             Self::OnnxRuntime => "ORT_DYLIB_PATH",
-            Self::Operators => "MOA_ORT_LIBRARY",
+            Self::Operators(_) => "MOA_ORT_LIBRARY",
             Self::TensorRtPlugin => "MOA_TENSORRT_LIBRARY",
         }
     }
@@ -40,7 +51,7 @@ impl RuntimeLibrary {
     pub(super) const fn help_if_misnamed(self) -> &'static str {
         match self {
             Self::OnnxRuntime => "correct or unset ORT_DYLIB_PATH",
-            Self::Operators => "correct or unset MOA_ORT_LIBRARY",
+            Self::Operators(_) => "correct or unset MOA_ORT_LIBRARY",
             Self::TensorRtPlugin => "correct or unset MOA_TENSORRT_LIBRARY; `cargo xtask tensorrt` builds the plugin",
         }
     }
@@ -49,9 +60,17 @@ impl RuntimeLibrary {
     pub const fn help_if_missing(self) -> &'static str {
         match self {
             Self::OnnxRuntime => "python3 -m pip install onnxruntime, or set ORT_DYLIB_PATH to libonnxruntime",
-            Self::Operators => {
-                "set MOA_ORT_LIBRARY to the library; the backend `ort-function`, and exports without --with-library, \
-                 need none"
+            Self::Operators(LibraryUse::Run) => {
+                "build it with `cargo build --release -p moa-ort` and set MOA_ORT_LIBRARY to it; the backend \
+                 `ort-function` needs none"
+            }
+            Self::Operators(LibraryUse::RunFused) => {
+                "no backend but `tensorrt` runs a fused graph without it: build it with `cargo build --release -p \
+                 moa-ort` and set MOA_ORT_LIBRARY to it, or export with --form function"
+            }
+            Self::Operators(LibraryUse::Copy) => {
+                "build it with `cargo build --release -p moa-ort` and set MOA_ORT_LIBRARY to it, or leave out \
+                 --with-library"
             }
             Self::TensorRtPlugin => "build it with `cargo xtask tensorrt`, or set MOA_TENSORRT_LIBRARY to it",
         }
@@ -60,9 +79,16 @@ impl RuntimeLibrary {
     /// How to get one that can be loaded.
     pub const fn help_if_unusable(self) -> &'static str {
         match self {
-            Self::Operators => {
+            Self::Operators(LibraryUse::Run) => {
                 "give the libmoa_ort of this version of moa-export for this machine, or use the backend \
                  `ort-function`, which needs none"
+            }
+            Self::Operators(LibraryUse::RunFused) => {
+                "give the libmoa_ort of this version of moa-export for this machine, or export with --form function, \
+                 which the backend `ort-function` runs without one"
+            }
+            Self::Operators(LibraryUse::Copy) => {
+                "give the libmoa_ort of this version of moa-export for this machine, or leave out --with-library"
             }
             Self::OnnxRuntime | Self::TensorRtPlugin => self.help_if_missing(),
         }
@@ -73,7 +99,7 @@ impl fmt::Display for RuntimeLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OnnxRuntime => "ONNX Runtime",
-            Self::Operators => "the operator library libmoa_ort",
+            Self::Operators(_) => "the operator library libmoa_ort",
             Self::TensorRtPlugin => "the TensorRT plugin libmoa_tensorrt",
         })
     }

@@ -1,6 +1,6 @@
 //! `moa-export run`.
 
-use std::{fs, os::unix::fs::symlink};
+use std::{fs, os::unix::fs::symlink, process::Command};
 
 use moa_export::onnx::{proto::ModelProto, read::Dim, read_model};
 use prost::Message;
@@ -396,6 +396,34 @@ fn failures_of_a_backend_leave_no_folder() {
             &[&format!("{variable}=nowhere.so"), &format!("help: correct or unset {variable}")],
         );
         scene.assert_unchanged(&before, variable);
+    }
+}
+
+/// What else would do depends on the command, and on the form of the graph.
+#[test]
+fn a_library_that_is_missing_is_told_as_the_command_goes() {
+    let scene = exported("");
+    scene.accepts("ck -o fused.onnx --form fused");
+    write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+    // Nothing lies beside this copy.
+    fs::copy(env!("CARGO_BIN_EXE_moa-export"), scene.path("program")).unwrap();
+    let fused = "help: no backend but `tensorrt` runs a fused graph without it: build it with `cargo build --release \
+                 -p moa-ort` and set MOA_ORT_LIBRARY to it, or export with --form function\n";
+    let bodies = "help: build it with `cargo build --release -p moa-ort` and set MOA_ORT_LIBRARY to it; the backend \
+                  `ort-function` needs none\n";
+    let copied = "help: build it with `cargo build --release -p moa-ort` and set MOA_ORT_LIBRARY to it, or leave out \
+                  --with-library\n";
+    for (line, help) in [
+        ("run m.onnx --inputs inputs.safetensors --outputs o", bodies),
+        ("run fused.onnx --inputs inputs.safetensors --outputs o", fused),
+        ("verify m.onnx --checkpoint ck --backends ort", bodies),
+        ("bench fused.onnx --backends ort", fused),
+        ("profile m.onnx --inputs inputs.safetensors", bodies),
+        ("ck -o other.onnx --with-library", copied),
+    ] {
+        let mut command = Command::new(scene.path("program"));
+        command.current_dir(scene.folder()).args(line.split_whitespace()).env_remove("MOA_ORT_LIBRARY");
+        Outcome::of(command).assert_failed(line, 6, &["libmoa_ort not found", help]);
     }
 }
 
