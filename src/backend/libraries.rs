@@ -176,6 +176,26 @@ pub fn operator_library_to_copy() -> Result<PathBuf, BackendError> {
     }
 }
 
+/// As [`find_operator_library`] without a path, for a library that ONNX Runtime takes: where that is here, it loads the
+/// library and has it register its operators, as for a session; else the file is looked at.
+///
+/// # Errors
+///
+/// As there, and where the file is no operator library.
+pub fn operator_library() -> Result<PathBuf, BackendError> {
+    let path = find_operator_library(None)?;
+    #[cfg(feature = "ort")]
+    if let Ok(runtime) = super::load_onnxruntime() {
+        super::ort::register(&runtime, &path)?;
+        return Ok(path);
+    }
+    let library = RuntimeLibrary::Operators(LibraryUse::Run);
+    match lacks_entry(&path) {
+        Some(why) => Err(BackendError::RuntimeUnusable { library, path, why }),
+        None => Ok(path),
+    }
+}
+
 /// Why the file `path` cannot be an operator library, as far as its bytes tell.
 fn lacks_entry(path: &Path) -> Option<String> {
     const ENTRY: &[u8] = b"RegisterCustomOps";

@@ -137,6 +137,12 @@ impl Backend for OrtBackend {
     }
 }
 
+/// Lets ONNX Runtime load the operator library `path` and register its operators, without a session.
+pub(super) fn register(runtime: &OrtRuntime, path: &Path) -> Result<(), BackendError> {
+    let backend = OrtBackend::new(OrtOperators::Library, OrtOptions::default());
+    guarded(backend.name(), "load the operator library", || backend.builder(runtime, Some(path)).map(drop))
+}
+
 /// What the operator library is to `model`.
 fn use_by(model: &OnnxFile) -> LibraryUse {
     if operators::without_body(model.model()).is_empty() { LibraryUse::Run } else { LibraryUse::RunFused }

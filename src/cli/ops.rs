@@ -1,46 +1,92 @@
 //! `moa-export ops`.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use moa_schema::{DOMAIN, OPERATORS, OPSET_VERSION};
+use serde_json::{Value, json};
 
 use super::table::size;
 use super::{Failure, args::OpsArguments, print_result};
+#[cfg(not(feature = "ort"))]
+use crate::backend::find_onnxruntime;
+#[cfg(feature = "ort")]
+use crate::backend::load_onnxruntime;
 use crate::{
-    backend::{BackendError, Survey, find_onnxruntime, find_operator_library},
+    backend::{BackendError, Survey, operator_library},
     engine::Cache,
 };
 
+/// How the operator library is made where there is none.
+const BUILD: &str = "\
+Building the library, in the sources of moa-export
+  cargo build --release -p moa-ort
+  export MOA_ORT_LIBRARY=\"$PWD/target/release/libmoa_ort.so\"
+";
+
+/// ONNX Runtime: its version, where it could be loaded to tell, and its path.
+type Runtime = (Option<String>, PathBuf);
+
 pub(super) fn run(arguments: &OpsArguments) -> Result<ExitCode, Failure> {
-    let library = find_operator_library(None);
-    let runtime = find_onnxruntime();
-    let shown = |found: &Result<std::path::PathBuf, _>| found.as_ref().ok().map(|path| path.display().to_string());
-    let names: Vec<_> = OPERATORS.iter().map(|operator| operator.name).collect();
-    let survey = Survey::make();
-    if arguments.json {
-        let value = serde_json::json!({
-            "library": shown(&library),
-            "onnxruntime": shown(&runtime),
-            "tensorrt": tensorrt_json(&survey),
-            "domain": DOMAIN,
-            "version": OPSET_VERSION,
-            "operators": names,
-        });
-        print_result(&format!("{value:#}\n"))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let text = |found: &Result<std::path::PathBuf, BackendError>| match found {
-        Ok(path) => path.display().to_string(),
-        Err(error) => error.to_string(),
-    };
-    let (library_text, runtime_text) = (text(&library), text(&runtime));
-    let path = shown(&library).unwrap_or_else(|| "libmoa_ort.so".into());
-    print_result(&format!(
+    let (library, runtime, survey) = (operator_library(), runtime(), Survey::make());
+    print_result(&match arguments.json {
+        true => format!("{:#}\n", json(&library, &runtime, &survey)),
+        false => text(&library, &runtime, &survey),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(feature = "ort")]
+fn runtime() -> Result<Runtime, BackendError> {
+    let runtime = load_onnxruntime()?;
+    Ok((Some(runtime.version().to_owned()), runtime.path().to_owned()))
+}
+
+#[cfg(not(feature = "ort"))]
+fn runtime() -> Result<Runtime, BackendError> {
+    Ok((None, find_onnxruntime()?))
+}
+
+fn operator_names() -> Vec<&'static str> {
+    OPERATORS.iter().map(|operator| operator.name).collect()
+}
+
+fn json(library: &Result<PathBuf, BackendError>, runtime: &Result<Runtime, BackendError>, survey: &Survey) -> Value {
+    let why = |error: Option<&BackendError>| error.map(ToString::to_string);
+    json!({
+        "library": library.as_ref().ok().map(|path| path.display().to_string()),
+        "library_why_not": why(library.as_ref().err()),
+        "onnxruntime": runtime.as_ref().ok().map(|(_, path)| path.display().to_string()),
+        "onnxruntime_version": runtime.as_ref().ok().and_then(|(version, _)| version.as_deref()),
+        "onnxruntime_why_not": why(runtime.as_ref().err()),
+        "tensorrt": tensorrt_json(survey),
+        "domain": DOMAIN,
+        "version": OPSET_VERSION,
+        "operators": operator_names(),
+    })
+}
+
+fn text(library: &Result<PathBuf, BackendError>, runtime: &Result<Runtime, BackendError>, survey: &Survey) -> String {
+    let library_text = library.as_ref().map_or_else(ToString::to_string, |path| path.display().to_string());
+    let runtime_text = runtime.as_ref().map_or_else(ToString::to_string, |(version, path)| match version {
+        Some(version) => format!("{version}, {}", path.display()),
+        None => path.display().to_string(),
+    });
+    format!(
         "operators     {} (domain {DOMAIN}, version {OPSET_VERSION})
 library       {library_text}
 ONNX Runtime  {runtime_text}
 {}
-Python
+{}",
+        operator_names().join(", "),
+        tensorrt_text(survey),
+        library.as_ref().map_or_else(|_| BUILD.to_owned(), |path| registration(&path.display().to_string())),
+    )
+}
+
+/// How programs give the library at `path` to ONNX Runtime.
+fn registration(path: &str) -> String {
+    format!(
+        "Python
   options = onnxruntime.SessionOptions()
   options.register_custom_ops_library({path:?})
   session = onnxruntime.InferenceSession(\"model.onnx\", options)
@@ -52,11 +98,8 @@ C++
 
 Rust (crate ort)
   let session = Session::builder(&env)?.with_operator_library({path:?})?.commit_from_file(\"model.onnx\")?;
-",
-        names.join(", "),
-        tensorrt_text(&survey)
-    ))?;
-    Ok(ExitCode::SUCCESS)
+"
+    )
 }
 
 /// Lines on TensorRT: what is there, and of what is not, why.
@@ -82,11 +125,11 @@ fn tensorrt_text(survey: &Survey) -> String {
     format!("TensorRT      {tensorrt}\nplugin        {plugin}\nGPU           {device}\n{engines}")
 }
 
-fn tensorrt_json(survey: &Survey) -> serde_json::Value {
+fn tensorrt_json(survey: &Survey) -> Value {
     let (version, nvinfer) =
         survey.tensorrt.as_ref().map_or((None, None), |(version, path)| (Some(version), path.as_ref()));
     let cache = Cache::of_user();
-    serde_json::json!({
+    json!({
         "plugin": survey.plugin.as_ref().ok().map(|path| path.display().to_string()),
         "plugin_built_for": survey.built_for.as_ref().ok(),
         "version": version,
