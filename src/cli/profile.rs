@@ -194,10 +194,10 @@ impl Profiled<'_> {
         text
     }
 
-    /// Tokens with their information, such as `hundred (1.2)`.
+    /// Tokens with their information, such as `hundred (1.2)`; `-` where there are none.
     pub(super) fn tokens(&self, module: &ModuleProfile, tokens: &[crate::profile::TokenPmi]) -> String {
         let one = |token: &crate::profile::TokenPmi| format!("{} ({:.1})", self.symbol(module, token.token), token.pmi);
-        tokens.iter().map(one).collect::<Vec<_>>().join("  ")
+        if tokens.is_empty() { "-".to_owned() } else { tokens.iter().map(one).collect::<Vec<_>>().join("  ") }
     }
 }
 

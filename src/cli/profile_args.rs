@@ -18,7 +18,8 @@ Examples:
 
 Load is an expert's share of all choices. Balance: max/mean (1 is equal, E is one expert for everything), \
 CV (standard deviation by mean), entropy (1 is equal, 0 is one expert). A margin is the score of the k-th \
-expert less that of the next. PMI is log2 (p(token, expert) / (p(token) p(expert))). Padding does not count.";
+expert less that of the next. PMI is log2 (p(token, expert) / (p(token) p(expert))); tokens with more than 0 are \
+listed. Padding does not count.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, override_usage = "moa-export profile <MODEL> --inputs <FILE>... [OPTIONS]")]

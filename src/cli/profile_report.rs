@@ -156,7 +156,7 @@ fn margins(section: &mut Section, modules: &[ModuleProfile], groups: &[Group]) {
 fn tokens(section: &mut Section, profiled: &Profiled<'_>, labels: &[String]) {
     section.paragraph(format!(
         "Pointwise mutual information, log2 (p(token, expert) / (p(token) p(expert))), of tokens that were seen at \
-         least {} times: 1 bit where an expert takes a token twice as often as chance.",
+         least {} times and that an expert takes more often than chance: 1 bit where it takes one twice as often.",
         profiled.arguments.pmi_options().min_count
     ));
     for (label, module) in labels.iter().zip(&profiled.profile.modules) {

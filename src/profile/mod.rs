@@ -107,7 +107,7 @@ pub struct Margin {
     pub samples: Vec<f64>,
 }
 
-/// A token and an expert.
+/// A token and an expert that takes it more often than chance.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TokenPmi {
     /// Id.

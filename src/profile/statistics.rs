@@ -120,7 +120,8 @@ fn margin(score: Score, mut samples: Vec<f64>) -> Margin {
     Margin { score, min: samples.first().copied(), p10, p50, p90, max: samples.last().copied(), samples }
 }
 
-/// Tokens by falling information for each expert, the more frequent and then the smaller id first among equals.
+/// Tokens that each expert takes more often than chance, by falling information, the more frequent and then the smaller
+/// id first among equals.
 #[allow(clippy::cast_precision_loss)]
 fn pmi(
     by_token: &BTreeMap<i64, (u64, Vec<u64>)>,
@@ -130,9 +131,13 @@ fn pmi(
 ) -> Vec<Vec<TokenPmi>> {
     let total: u64 = counts.iter().sum();
     let of_expert = |(expert, in_all): (usize, &u64)| {
+        let is_preferred = |count: u64, with_expert: u64| {
+            let chance = u128::from(count) * top_k as u128 * u128::from(*in_all);
+            u128::from(with_expert) * u128::from(total) > chance
+        };
         let mut tokens: Vec<_> = by_token
             .iter()
-            .filter(|(_, (count, experts))| *count >= options.min_count && experts[expert] > 0)
+            .filter(|(_, (count, experts))| *count >= options.min_count && is_preferred(*count, experts[expert]))
             .map(|(token, (count, experts))| {
                 let with_expert = experts[expert];
                 let expected = ratio(*count * top_k as u64, total) * *in_all as f64;
@@ -183,6 +188,17 @@ mod tests {
         assert_eq!((tally.apart, tally.largest_gap), (2, 0.0), "equal scores rank the lower index first");
         let pmi = pmi(&tally.by_token, &tally.counts, 1, PmiOptions { min_count: 2, top: 9 });
         assert_eq!(pmi, [vec![TokenPmi { token: 7, count: 2, with_expert: 2, pmi: 1.0 }], vec![]]);
+    }
+
+    #[test]
+    fn tokens_that_an_expert_takes_no_more_often_than_chance_are_not_listed() {
+        let mut tally = Tally::default();
+        let (indices, ids) = ([0, 0, 0, 1, 0, 1, 0, 1, 1, 1], [7, 7, 7, 7, 8, 8, 9, 9, 9, 9]);
+        tally.add(&seen(&indices, &[0.5; 20], &[true; 10], &ids)).unwrap();
+        assert_eq!(tally.counts, [5, 5]);
+        let pmi = pmi(&tally.by_token, &tally.counts, 1, PmiOptions { min_count: 1, top: 9 });
+        let listed: Vec<Vec<i64>> = pmi.iter().map(|tokens| tokens.iter().map(|one| one.token).collect()).collect();
+        assert_eq!(listed, [vec![7], vec![9]]);
     }
 
     #[test]

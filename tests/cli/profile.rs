@@ -51,8 +51,12 @@ fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
     let tokens = first["pmi"][0].as_array().unwrap();
     assert!((1..=3).contains(&tokens.len()), "{tokens:?}");
     assert!(tokens.iter().all(|token| token["count"].as_u64() >= Some(2) && token["symbol"].is_string()));
+    let all = json(&scene, "out --inputs pairs.tsv --min-count 1 --top 1000");
+    let modules = all["modules"].as_array().unwrap().iter().flat_map(|module| module["pmi"].as_array().unwrap());
+    assert!(modules.flat_map(|expert| expert.as_array().unwrap()).all(|token| token["pmi"].as_f64() > Some(0.0)));
     let table = scene.accepts("profile out --inputs pairs.tsv --pmi --batch 1");
     assert!(table.contains("encoder.layers.0.self_attn ") && table.contains("thousand ("), "{table}");
+    assert!(!table.contains("(-"), "{table}");
 }
 
 /// An encoder whose routing has no names is run for the decoder's sake; by itself it shows nothing.
