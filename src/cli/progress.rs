@@ -1,13 +1,14 @@
 //! What a terminal shows of long work, and how an export ends before its time.
 
 use std::{
+    fmt,
     io::{self, IsTerminal},
     path::Path,
     sync::Arc,
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle};
 
 use super::{Failure, interrupt::Ending};
 use crate::{
@@ -15,19 +16,19 @@ use crate::{
     parity::{self, Step},
 };
 
-const BYTES: &str = "{bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+const BYTES: &str = "{bar:30} {bytes} of {total_bytes}, {bytes_per_sec}{left}";
 #[cfg(feature = "ort")]
-const LINES: &str = "{bar:30} {pos}/{len} lines, {eta} left";
+const LINES: &str = "{bar:30} {pos}/{len} lines{left}";
 #[cfg(feature = "ort")]
 const TOKENS: &str = "{spinner} {pos} tokens, {per_sec}";
 #[cfg(feature = "ort")]
 const LOADING: &str = "{spinner} loading the model, {elapsed}";
-const BATCHES: &str = "{bar:30} {pos}/{len} batches, {eta} left";
+const BATCHES: &str = "{bar:30} {pos}/{len} batches{left}";
 const CHECKPOINT: &str = "{spinner} reading the checkpoint, {elapsed}";
-const WEIGHTS: &str = "{bar:30} {bytes} of {total_bytes} of weights compared, {eta} left";
-const RUNS: &str = "{bar:30} {pos}/{len} runs on {msg}, {eta} left";
+const WEIGHTS: &str = "{bar:30} {bytes} of {total_bytes} of weights compared{left}";
+const RUNS: &str = "{bar:30} {pos}/{len} runs on {msg}{left}";
 const UNCOUNTED_RUNS: &str = "{spinner} {pos} runs on {msg}, {elapsed}";
-const POINTS: &str = "{bar:30} {pos}/{len} points, {eta} left: {msg}";
+const POINTS: &str = "{bar:30} {pos}/{len} points{left}: {msg}";
 
 /// How often a bar moves that has nothing to count.
 const TICK: Duration = Duration::from_millis(200);
@@ -40,11 +41,20 @@ fn bar(template: &str, length: u64) -> ProgressBar {
 }
 
 fn show(bar: &ProgressBar, template: &str, length: u64) {
-    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let left = |state: &ProgressState, out: &mut dyn fmt::Write| {
+        let _a_bar_that_is_not_drawn_is_no_error = out.write_str(&left(state.pos(), state.eta()));
+    };
+    bar.set_style(style.with_key("left", left));
     bar.set_length(length);
     if io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::stderr());
     }
+}
+
+/// The time that the rest will take, behind what was counted; nothing before a step is done to judge by.
+fn left(done: u64, time: Duration) -> String {
+    if done == 0 { String::new() } else { format!(", {:#} left", HumanDuration(time)) }
 }
 
 /// A bar of lines, where there are several.
@@ -175,5 +185,19 @@ impl export::Watch for Progress {
 
     fn may_place(&self) -> bool {
         self.ending.may_place()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_is_told_before_a_step_is_done() {
+        assert_eq!(left(0, Duration::ZERO), "");
+        assert_eq!(left(1, Duration::from_secs(30)), ", 30s left");
+        for template in [BYTES, BATCHES, WEIGHTS, RUNS, POINTS] {
+            assert!(template.contains("{left}") && !template.contains("eta"), "{template}");
+        }
     }
 }
