@@ -467,6 +467,7 @@ fn existing_files_are_kept_and_known_before() {
     let html = String::from_utf8(scene.read("r.html")).unwrap();
     assert!(html.contains("<svg") && !html.contains("http://") && !html.contains("https://"), "it needs no network");
     assert!(html.contains(result_hash(&scene).as_str()), "the receipt is in the report");
+    assert!(!html.contains("seconds since 1970"), "the time is a date");
 }
 
 fn result_hash(scene: &Scene) -> String {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     short::Short,
     text::{Names, duration, rate, ratio, with_devices},
+    words::{clock, utc},
 };
 use crate::{
     latency::{
@@ -359,10 +360,7 @@ fn facts(report: &mut Report, receipt: &Receipt) {
             format!("{} of ONNX Runtime, {} of tract", receipt.threads.onnx_runtime, receipt.threads.tract),
         ),
         ("Frequency governor".into(), governors),
-        (
-            "Clock".into(),
-            machine.mhz.map_or_else(|| "unknown".into(), |[low, high]| format!("{low:.0} to {high:.0} MHz")),
-        ),
+        ("Clock".into(), machine.mhz.map_or_else(|| "unknown".into(), clock)),
         ("Clocks locked".into(), flag(machine.clocks_locked)),
         ("Boost".into(), flag(machine.boost)),
         (
@@ -379,7 +377,7 @@ fn facts(report: &mut Report, receipt: &Receipt) {
         ("Load average after".into(), load(receipt.after.load)),
         ("A point ends after".into(), format!("{samples} samples or {seconds} seconds, what comes first")),
         ("Seed".into(), receipt.options.seed.to_string()),
-        ("Time".into(), format!("{} seconds since 1970 UTC", receipt.unix_time)),
+        ("Time".into(), utc(receipt.unix_time)),
     ];
     for library in &receipt.runtimes {
         let hash = library.sha256.as_ref().map(|hash| format!(", sha256 {hash}")).unwrap_or_default();

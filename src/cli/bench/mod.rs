@@ -5,6 +5,7 @@ mod csv;
 mod html;
 mod short;
 mod text;
+mod words;
 
 use std::{
     path::{Path, PathBuf},

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::words::clock;
 use crate::{
     cli::table::{size, table},
     latency::{
@@ -43,7 +44,7 @@ fn machine(receipt: &Receipt) -> String {
     let machine = &receipt.machine;
     let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".into());
     let governor = if machine.governors.is_empty() { "unknown".into() } else { machine.governors.join(", ") };
-    let mhz = machine.mhz.map_or_else(String::new, |[low, high]| format!(", {low:.0} to {high:.0} MHz"));
+    let mhz = machine.mhz.map_or_else(String::new, |mhz| format!(", {}", clock(mhz)));
     let locked = machine.clocks_locked.map_or("unknown", |locked| if locked { "yes" } else { "no" });
     let gpus = machine.gpus.as_ref().map_or_else(|| "none seen".to_owned(), |gpus| gpus.join("; "));
     let libraries: Vec<String> =
