@@ -279,7 +279,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub(super) struct RunArguments {
-    /// Model file, or a plan of TensorRT
+    /// Model file, a folder with one graph, or a plan of TensorRT
     pub(super) model: PathBuf,
     /// Inputs by name, a `.safetensors` file
     #[arg(long, value_name = "FILE")]

@@ -1,6 +1,7 @@
 //! `moa-export run`.
 
 use std::{
+    fs::metadata,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -16,6 +17,7 @@ use super::{
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions},
+    file_names::graphs_in,
     onnx::{OnnxFile, read_model},
     tensor::NamedTensors,
     tensor_file,
@@ -56,12 +58,14 @@ impl Runnable {
     fn open(arguments: &RunArguments) -> Result<Self, Failure> {
         if !is_engine_name(&arguments.model) {
             arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendArgument::Ort)])?;
-            return Ok(Self::Model(Box::new(read_model(&arguments.model)?)));
+            return Ok(Self::Model(Box::new(read_model(&graph(&arguments.model))?)));
         }
         let message = format!("{} is a plan, which TensorRT alone runs", arguments.model.display());
         match arguments.backend {
             Some(BackendArgument::Tensorrt) | None if arguments.tensorrt.plan.is_none() => {
                 arguments.tensorrt.check_cache(true)?;
+                let missing = |error| Failure::io(&error, &arguments.model.display().to_string());
+                metadata(&arguments.model).map_err(missing)?;
                 Ok(Self::Plan)
             }
             _ => Err(Failure::usage(message, Some("leave out --backend and --plan"))),
@@ -86,6 +90,14 @@ impl Runnable {
             tensorrt: arguments.tensorrt.options(Ranges::default().holding(model, inputs)),
         };
         Ok(backend(self.backend(arguments), &options)?.load(model)?)
+    }
+}
+
+/// The file of the graph that is run: the only one of a folder, or `model` itself.
+fn graph(model: &Path) -> PathBuf {
+    match graphs_in(model).as_deref() {
+        Ok([(_, graph)]) => graph.clone(),
+        _ => model.to_owned(),
     }
 }
 

@@ -360,12 +360,28 @@ fn existing_outputs_are_kept() {
     assert_eq!(scene.names("new/newer"), ["o.safetensors"]);
 }
 
+/// As verify, bench and profile take it; of two graphs nobody knows which.
+#[test]
+fn a_folder_with_one_graph_is_run() {
+    let scene = exported("");
+    write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+    scene.accepts("ck -o out");
+    scene.accepts("run out --inputs inputs.safetensors --outputs a.safetensors --backend tract");
+    scene.accepts("run m.onnx --inputs inputs.safetensors --outputs b.safetensors --backend tract");
+    assert!(scene.read("a.safetensors") == scene.read("b.safetensors"));
+    fs::rename(scene.path("out/model.onnx"), scene.path("out/encoder_model.onnx")).unwrap();
+    fs::copy(scene.path("out/encoder_model.onnx"), scene.path("out/decoder_model.onnx")).unwrap();
+    let line = "run out --inputs inputs.safetensors --outputs o";
+    scene.refuses(line, 3, &["out: not a regular file", "one .onnx file"]);
+}
+
 #[test]
 fn files_that_cannot_be_read() {
     let scene = exported("");
     scene.write("inputs.safetensors", "no tensors");
-    let cases: [(&str, u8, &[&str]); 6] = [
+    let cases: [(&str, u8, &[&str]); 7] = [
         ("run m.onnx --inputs nowhere --outputs o", 5, &["nowhere: "]),
+        ("run nowhere.plan --inputs inputs.safetensors --outputs o", 5, &["nowhere.plan: ", "check the path"]),
         ("run nowhere.onnx --inputs inputs.safetensors --outputs o", 5, &["nowhere.onnx"]),
         ("run m.onnx --inputs inputs.safetensors --outputs new/o", 3, &["inputs.safetensors"]),
         ("run m.onnx --inputs ck --outputs o", 5, &["ck: "]),
