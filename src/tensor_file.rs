@@ -28,6 +28,14 @@ pub enum TensorFileError {
         /// What is wrong with it.
         source: safetensors::SafeTensorError,
     },
+    /// The bytes are those of a file that NumPy wrote.
+    #[error("{} is {kind} of NumPy, expected a safetensors file", .path.display())]
+    Numpy {
+        /// The file.
+        path: PathBuf,
+        /// Which of its files it is.
+        kind: &'static str,
+    },
     /// A tensor has a type that no graph takes.
     #[error("{}: tensor \"{tensor}\" is {dtype:?}; graphs take F16, F32, I32 and I64", .path.display())]
     Dtype {
@@ -53,6 +61,9 @@ pub enum TensorFileError {
 /// A file that cannot be read or is no safetensors file, and tensors other than F16, F32, I32 and I64.
 pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
     let bytes = read_whole(path).map_err(|source| TensorFileError::Io { path: path.into(), source })?;
+    if let Some(kind) = numpy_kind(&bytes) {
+        return Err(TensorFileError::Numpy { path: path.into(), kind });
+    }
     let file =
         SafeTensors::deserialize(&bytes).map_err(|source| TensorFileError::Malformed { path: path.into(), source })?;
     let mut tensors = NamedTensors::new();
@@ -65,6 +76,17 @@ pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
         tensors.insert(name.into(), Tensor::new(view.shape(), data)?);
     }
     Ok(tensors)
+}
+
+/// Which file of NumPy `bytes` are: one array, or a zip archive that begins with one.
+fn numpy_kind(bytes: &[u8]) -> Option<&'static str> {
+    const SEARCHED: usize = 512;
+    let start = bytes.get(..bytes.len().min(SEARCHED)).unwrap_or_default();
+    if start.starts_with(b"\x93NUMPY") {
+        return Some("an array (.npy)");
+    }
+    let is_archive = start.starts_with(b"PK\x03\x04") && start.windows(4).any(|name| name == b".npy");
+    is_archive.then_some("an archive (.npz)")
 }
 
 fn decode(view: &TensorView<'_>) -> Option<TensorData> {

@@ -376,6 +376,21 @@ fn a_folder_with_one_graph_is_run() {
 }
 
 #[test]
+fn arrays_of_numpy_are_named() {
+    let scene = exported("");
+    scene.write(
+        "in.npz",
+        b"PK\x03\x04\x2d\0\0\0\0\0\0\0\x21\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x0d\0\0\0input_ids.npy",
+    );
+    scene.write("in.npy", b"\x93NUMPY\x01\0v\0{'descr': '<i8'}");
+    for (name, kind) in [("in.npz", "an archive (.npz)"), ("in.npy", "an array (.npy)")] {
+        let told = format!("{name} is {kind} of NumPy, expected a safetensors file");
+        let line = format!("run m.onnx --inputs {name} --outputs o");
+        scene.refuses(&line, 3, &[&told, "help: ", "safetensors.numpy import save_file"]);
+    }
+}
+
+#[test]
 fn files_that_cannot_be_read() {
     let scene = exported("");
     scene.write("inputs.safetensors", "no tensors");

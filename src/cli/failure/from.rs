@@ -28,6 +28,9 @@ use crate::{
 const CODES_HELP: &str = "give the codes that the training's texts were cut with, as `subword-nmt learn-bpe` writes \
                           them, with --bpe-codes FILE, or as bpe.codes beside the dictionary";
 
+const NUMPY_HELP: &str = "save its arrays by name as one safetensors file: from safetensors.numpy import save_file; \
+                          save_file(dict(numpy.load(\"in.npz\")), \"in.safetensors\")";
+
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         let engine = matches!(&error, CheckpointError::Header { file, .. } if is_engine_name(Path::new(file)));
@@ -369,6 +372,7 @@ impl From<TensorFileError> for Failure {
         };
         let help = match &error {
             TensorFileError::Io { source, .. } => help_with(source),
+            TensorFileError::Numpy { .. } => Some(NUMPY_HELP),
             _ => Some("named tensors are one .safetensors file, for inputs with a tensor per graph input"),
         };
         Self::new(code, error.to_string(), help)
