@@ -8,7 +8,10 @@ pub(super) const PREFIX: usize = 512;
 /// An archive that torch.save did not write.
 pub(super) const ZIP: &str = "a zip archive";
 /// A model compiled by `torch.jit`.
-pub(super) const PROGRAM: &str = "a TorchScript program";
+pub(super) const PROGRAM: &str = "a TorchScript archive";
+/// No safetensors file is one: the length of its header has bytes of zero.
+pub(super) const TEXT: &str = "a text";
+const TAR: &str = "a tar archive";
 const LEGACY: &str = "a PyTorch checkpoint of the old format (a Python pickle, no zip archive)";
 const PICKLE: &str = "a Python pickle";
 const LFS_POINTER: &str = "a Git LFS pointer";
@@ -47,7 +50,20 @@ pub(super) fn recognise(prefix: &[u8]) -> Option<&'static str> {
     if is_pickle(prefix) {
         return Some(if prefix.get(2..14) == Some(LEGACY_MAGIC) { LEGACY } else { PICKLE });
     }
+    if prefix.get(257..262) == Some(b"ustar") {
+        return Some(TAR);
+    }
     MAGICS.iter().find(|(magic, _)| prefix.starts_with(magic)).map(|(_, kind)| *kind)
+}
+
+/// Whether a file starts with text in UTF-8, whose last character may be cut.
+pub(super) fn is_text(prefix: &[u8]) -> bool {
+    let text = match std::str::from_utf8(prefix) {
+        Ok(text) => text,
+        Err(error) if error.error_len().is_some() => return false,
+        Err(error) => std::str::from_utf8(prefix.get(..error.valid_up_to()).unwrap_or_default()).unwrap_or_default(),
+    };
+    !text.is_empty() && text.chars().all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t'))
 }
 
 /// Whether a file is a zip archive.
@@ -83,7 +99,11 @@ pub(super) fn help(kind: &str, file: &str) -> Option<String> {
             let loaded = r#"torch.load(sys.argv[1], map_location="cpu", weights_only=False)"#;
             return Some(saved_again("sys", loaded, file));
         }
-        PROGRAM => "give the checkpoint that the program was made from",
+        PROGRAM => {
+            let weights = r#"torch.jit.load(sys.argv[1], map_location="cpu").state_dict()"#;
+            return Some(format!("save its state_dict(), {}", saved_again("sys", weights, file)));
+        }
+        TAR => "unpack it, and give the file or folder in it",
         LFS_POINTER => "fetch the file itself with \"git lfs pull\"",
         HTML => "the download failed; download the file again",
         JSON => "give the folder that holds it",

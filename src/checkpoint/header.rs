@@ -103,7 +103,8 @@ fn header_length(file: &str, file_size: u64, prefix: &[u8]) -> Result<u64, Check
     let length = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let first = prefix.get(LENGTH as usize);
     let plausible = length.is_some_and(|length| length <= limits::FORMAT_HEADER) && first == Some(&b'{');
-    if let Some(found) = file_kind::recognise(prefix).filter(|_| !plausible) {
+    let text = || (length.is_some() && file_kind::is_text(prefix)).then_some(file_kind::TEXT);
+    if let Some(found) = file_kind::recognise(prefix).or_else(text).filter(|_| !plausible) {
         return Err(CheckpointError::FileKind { file: file.into(), found });
     }
     let Some(length) = length else {

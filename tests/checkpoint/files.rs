@@ -233,7 +233,13 @@ fn header_starts_with_a_brace_and_ends_with_spaces() {
 
 #[test]
 fn other_files_are_named_by_content() {
-    let cases: [(&[u8], &str); 11] = [
+    let tar = [b"moa/config.json".as_slice(), &[0; 242], b"ustar\x0000", &[0; 247]].concat();
+    let cut = [b"a".as_slice(), &"\u{e9}".repeat(300).into_bytes()].concat();
+    let cases: [(&[u8], &str); 15] = [
+        (&tar, "a tar archive"),
+        (b"a text of words,\n\tin lines", "a text"),
+        (b"12345678{and a brace", "a text"),
+        (&cut, "a text"),
         (b"PK\x03\x04\x14\0\0\0\0\0 weights.npy and as many bytes as an archive has", "a zip archive"),
         (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "a Python pickle"),
         (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}", "a Python pickle"),

@@ -59,7 +59,7 @@ fn a_vocabulary_replaces_that_of_the_configuration() {
 #[test]
 fn an_engine_is_not_taken_for_a_damaged_checkpoint() {
     let scene = Scene::new();
-    scene.write("model.plan", [0x5a; 64]);
+    scene.write("model.plan", [0xa5; 64]);
     for line in ["inspect model.plan", "model.plan -o model.onnx"] {
         scene.refuses(line, 3, &["model.plan: ", "help: an engine is no checkpoint"]);
     }

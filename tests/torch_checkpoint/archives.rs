@@ -280,7 +280,18 @@ fn other_archives_are_named() {
     assert_refused(&other, ErrorKind::Unsupported, &["a zip archive is not supported"]);
     let mut program = archive();
     program.members.push(Member::new("checkpoint/constants.pkl", b"x"));
-    assert_refused(&program.bytes(), ErrorKind::Unsupported, &["a TorchScript program"]);
+    assert_refused(&program.bytes(), ErrorKind::Unsupported, &["a TorchScript archive"]);
+    // As torch.jit.save writes it.
+    let mut code = Member::new("checkpoint/code/__torch__.py", b"x");
+    code.method = 8;
+    program.members.push(code);
+    assert_refused(&program.bytes(), ErrorKind::Unsupported, &["a TorchScript archive is not supported"]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("scripted.pt");
+    fs::write(&path, program.bytes()).unwrap();
+    let help = Checkpoint::open(&path, None).unwrap_err().help().unwrap();
+    assert!(help.starts_with("save its state_dict(), where you trust the file"), "{help}");
+    assert!(help.contains("torch.jit.load(sys.argv[1], map_location=\"cpu\").state_dict()"), "{help}");
 }
 
 #[test]

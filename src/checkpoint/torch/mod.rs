@@ -54,6 +54,8 @@ const KEPT: u64 = 64 << 20;
 const ROOT: &str = "its dictionary of tensors";
 /// What an archive of a compiled program has besides.
 const PROGRAM: &str = "constants.pkl";
+/// The folder of its source texts, which are compressed.
+const CODE: &str = "code/";
 
 /// What the files of one checkpoint share.
 #[derive(Debug)]
@@ -164,6 +166,7 @@ impl Contents {
         let other_zip = other(file_kind::ZIP);
         let program = other(file_kind::PROGRAM);
         let archive = match Archive::read(source) {
+            Err(_) if zip::lists_all(source, &[PROGRAM, CODE]) => return Err(program),
             Err(_) if !zip::is_cut(source.size) && !file_kind::names_pickle(&prefix) => return Err(other_zip),
             archive => archive?,
         };

@@ -146,6 +146,17 @@ fn directory<R: Read + Seek>(source: &mut Source<'_, R>) -> Result<Directory, Ch
     Ok(directory)
 }
 
+/// Whether the directory of an archive has entries of all these names, or in folders of them, whatever else is wrong.
+pub(super) fn lists_all<R: Read + Seek>(source: &mut Source<'_, R>, names: &[&str]) -> bool {
+    let Ok(directory) = directory(source) else { return false };
+    let Ok(bytes) = source.at(directory.offset, usize::try_from(directory.bytes).unwrap_or(usize::MAX)) else {
+        return false;
+    };
+    let is_listed =
+        |name: &&str| bytes.windows(name.len() + 1).any(|at| at.strip_prefix(b"/") == Some(name.as_bytes()));
+    names.iter().all(is_listed)
+}
+
 /// The error for a file in which no end of an archive was found.
 fn without_end<R: Read + Seek>(source: &Source<'_, R>) -> CheckpointError {
     let size = source.size;
