@@ -63,6 +63,16 @@ pub enum CheckpointError {
         /// File names that would do.
         looked_for: String,
     },
+    /// A folder holds shards without the list of them.
+    #[error("{folder}: holds {shard}, one of several shards, and no {index}, which lists them")]
+    NoIndex {
+        /// The folder.
+        folder: String,
+        /// Name of the first shard.
+        shard: String,
+        /// Name of the list.
+        index: &'static str,
+    },
     /// A folder holds an adapter of PEFT.
     #[error("{folder}: holds a PEFT adapter ({description}), which transformers applies and an export cannot")]
     Adapter {
@@ -255,6 +265,7 @@ impl CheckpointError {
             | Self::ConfigNotAFile { .. }
             | Self::Changed { .. }
             | Self::NoModel { .. }
+            | Self::NoIndex { .. }
             | Self::NoShard { .. }
             | Self::NoConfig { .. } => ErrorKind::Io,
             Self::OneShard { .. }
@@ -297,6 +308,7 @@ impl CheckpointError {
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
             Self::NoModel { .. } => "give a folder that holds one of them, or the file itself",
+            Self::NoIndex { .. } => "copy or download the index beside the shards",
             Self::OneShard { .. } => "give the folder that holds them all",
             Self::SeveralModels { .. } => "give the file itself, or keep only one of them in the folder",
             Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",

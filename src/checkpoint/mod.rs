@@ -67,6 +67,7 @@ mod torch;
 
 use std::{
     collections::BTreeSet,
+    ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -231,6 +232,9 @@ impl Location {
         if is_adapted {
             return Err(adapter(None));
         }
+        if let Some((shard, index)) = lone_shard(path) {
+            return Err(CheckpointError::NoIndex { folder: shown(path), shard: shown(Path::new(&shard)), index });
+        }
         Err(CheckpointError::NoModel { folder: shown(path), looked_for: FORMATS.as_flattened().join(", ") })
     }
 }
@@ -239,6 +243,15 @@ impl Location {
 fn is_shard_of(path: &Path, index: &str) -> bool {
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     is_shard(path) && index.contains(&format!(".{ending}.")) && path.with_file_name(index).exists()
+}
+
+/// The first shard of a folder by name, and the index that lists shards of its format.
+fn lone_shard(folder: &Path) -> Option<(OsString, &'static str)> {
+    let names = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
+    let first = names.filter(|name| is_shard(Path::new(name))).min()?;
+    let ending = Path::new(&first).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    let [_, index] = FORMATS.into_iter().find(|[_, index]| index.contains(&format!(".{ending}.")))?;
+    Some((first, index))
 }
 
 /// Whether a file is named as transformers names shards.

@@ -72,6 +72,22 @@ fn shards_are_one_checkpoint() {
 }
 
 #[test]
+fn shards_without_their_index_say_so() {
+    for (ending, first, index) in [
+        ("safetensors", "model-00001-of-00002", INDEX),
+        ("bin", "pytorch_model-00001-of-00002", "pytorch_model.bin.index.json"),
+    ] {
+        let folder = folder();
+        for number in [2, 1] {
+            let name = first.replace("00001", &format!("0000{number}"));
+            fs::write(folder.path().join(format!("{name}.{ending}")), shard(&["x"])).unwrap();
+        }
+        let shard = format!("holds {first}.{ending}, one of several shards, and no {index}, which lists them");
+        assert_folder_refused(&folder, ErrorKind::Io, &[&shard]);
+    }
+}
+
+#[test]
 fn shards_may_be_links() {
     let folder = sharded(TWO, &two_shards());
     let blobs = tempfile::tempdir().unwrap();
