@@ -128,19 +128,22 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 
 /// What a mistyped command may have meant.
 fn meant(typed: &str) -> Option<String> {
-    let names: Vec<_> = Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let command = Arguments::command();
+    let names: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
+    nearest(typed, &names).map(ToOwned::to_owned)
+}
+
+/// The first of the `names` from which `typed` differs by one letter; none where it is one of them.
+fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
     let without = |text: &str, index: usize| -> String {
         text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
     };
     let shorter = |text: &str| (0..text.chars().count()).map(|index| without(text, index)).collect::<Vec<_>>();
-    let one_letter_away = |command: &str| {
-        let (ours, theirs) = (shorter(command), shorter(typed));
-        ours.iter().any(|text| text == typed || theirs.contains(text)) || theirs.iter().any(|text| text == command)
+    let one_letter_away = |name: &&&str| {
+        let (ours, theirs) = (shorter(name), shorter(typed));
+        ours.iter().any(|text| text == typed || theirs.contains(text)) || theirs.iter().any(|text| text == *name)
     };
-    if names.iter().any(|name| name == typed) {
-        return None;
-    }
-    names.into_iter().find(|name| one_letter_away(name))
+    if names.contains(&typed) { None } else { names.iter().find(one_letter_away).copied() }
 }
 
 /// The command that was typed, after a space; nothing where it is the export that needs none.

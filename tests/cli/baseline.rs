@@ -56,7 +56,7 @@ fn models_of_experts_are_built_too() {
 fn what_cannot_be_built_is_refused() {
     let scene = Scene::new();
     scene.refuses("baseline", 2, &["required", "help: "]);
-    scene.refuses("baseline transformer-bse -o a", 2, &["there is no preset", "transformer-base"]);
+    scene.refuses("baseline transformer-bse -o a", 2, &["there is no preset", "did you mean transformer-base?"]);
     scene.refuses("baseline transformer-base -o a.onnx", 2, &["encoder_model.onnx and decoder_model.onnx"]);
     scene.refuses("baseline transformer-base -o a --form function", 4, &["no form \"function\"", "--form standard"]);
     for dtype in ["int8", "int8-products", "int4", "int4-products"] {

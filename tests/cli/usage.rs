@@ -188,6 +188,17 @@ fn commands_whose_json_prints_and_those_that_write_it_are_told_apart() {
     scene.refuses("ck -o m.onnx --json m.json", 2, &["'m.json' follows the checkpoint, where only options do"]);
 }
 
+#[test]
+fn mistyped_presets_and_checkpoints_in_place_of_exports_are_told() {
+    let scene = Scene::with(&Model::layer());
+    scene.refuses("baseline moa-bas -o out", 2, &["there is no preset \"moa-bas\"", "help: did you mean moa-base?"]);
+    scene.refuses("inspect --preset base", 2, &["help: one of transformer-base"]);
+    let help = "help: give the file or folder that `moa-export CHECKPOINT -o OUT` wrote of this checkpoint";
+    for line in ["verify ck/model.safetensors --checkpoint ck", "bench ck/model.safetensors"] {
+        scene.refuses(line, 3, &["ck/model.safetensors: ", help]);
+    }
+}
+
 /// What is no text in UTF-8 stays what it is: a path that is not there, or one that an option does not take.
 #[cfg(target_os = "linux")]
 #[test]

@@ -31,6 +31,8 @@ const CODES_HELP: &str = "give the codes that the training's texts were cut with
 const NUMPY_HELP: &str = "save its arrays by name as one safetensors file: from safetensors.numpy import save_file; \
                           save_file(dict(numpy.load(\"in.npz\")), \"in.safetensors\")";
 
+const CHECKPOINT_HELP: &str = "give the file or folder that `moa-export CHECKPOINT -o OUT` wrote of this checkpoint";
+
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         let engine = matches!(&error, CheckpointError::Header { file, .. } if is_engine_name(Path::new(file)));
@@ -42,12 +44,22 @@ impl From<CheckpointError> for Failure {
     }
 }
 
+/// Whether a file is named as checkpoints are.
+fn is_checkpoint_name(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|ending| ["safetensors", "pt", "pth", "bin"].iter().any(|one| ending.eq_ignore_ascii_case(one)))
+}
+
 impl From<ReadError> for Failure {
     fn from(error: ReadError) -> Self {
         let engine =
             "give the ONNX file that the engine was built from, and with `--backends tensorrt` the engine as --plan";
-        let named_so = matches!(&error, ReadError::Refused { path, .. } if is_engine_name(path));
-        let help = error.help().or_else(|| named_so.then_some(engine));
+        let by_name = || match &error {
+            ReadError::Refused { path, .. } if is_engine_name(path) => Some(engine),
+            ReadError::Refused { path, .. } if is_checkpoint_name(path) => Some(CHECKPOINT_HELP),
+            _ => None,
+        };
+        let help = error.help().or_else(by_name);
         Self::new(ONNX.of(error.kind()), error.to_string(), help)
     }
 }

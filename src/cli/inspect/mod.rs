@@ -15,7 +15,7 @@ use moa_graphs::{
 };
 use serde_json::json;
 
-use super::{Failure, interrupt::Ending, open_checkpoint, print_result, table::table};
+use super::{Failure, interrupt::Ending, nearest, open_checkpoint, print_result, table::table};
 use crate::{
     checkpoint::read_config,
     export::import,
@@ -136,7 +136,10 @@ fn lengths_count<T: PartialEq>(arguments: &InspectArguments, total: impl Fn(Leng
 pub(super) fn preset(name: &str) -> Result<&'static Preset, Failure> {
     Preset::find(name).ok_or_else(|| {
         let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
-        let help = format!("one of {}", names.join(", "));
+        let help = match nearest(name, &names) {
+            Some(meant) => format!("did you mean {meant}?"),
+            None => format!("one of {}", names.join(", ")),
+        };
         Failure::usage(format!("there is no preset {name:?}"), Some(&help))
     })
 }
