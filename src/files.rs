@@ -48,20 +48,32 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
 /// Most bytes that are read from a pipe.
 const LONGEST_PIPE: u64 = 1 << 30;
 
+/// Most bytes that are read of a file of JSON that this program wrote.
+pub(crate) const LONGEST_JSON: u64 = 64 << 20;
+
 /// The bytes of a file, or of a pipe that ends within [`LONGEST_PIPE`]: a device may never end.
 pub(crate) fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
+    read_at_most(path, u64::MAX)
+}
+
+/// As [`read_whole`], of at most `limit` bytes, which are counted before memory is taken.
+pub(crate) fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let metadata = path.metadata()?;
     if is_device(&metadata) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected a file, found a device"));
     }
-    let mut bytes = Vec::new();
-    if metadata.is_file() {
-        File::open(path)?.read_to_end(&mut bytes)?;
-        return Ok(bytes);
+    let too_large = |text| Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+    let is_file = metadata.is_file();
+    let (size, limit) = if is_file { (metadata.len(), limit) } else { (0, limit.min(LONGEST_PIPE)) };
+    if size > limit {
+        return too_large(format!("expected at most {limit} bytes, found {size}"));
     }
-    File::open(path)?.take(LONGEST_PIPE + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > LONGEST_PIPE {
-        true => Err(io::Error::new(io::ErrorKind::FileTooLarge, "a pipe of more than 1 GiB; give a file")),
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(usize::try_from(size).unwrap_or(usize::MAX))?;
+    File::open(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > limit {
+        true if !is_file && limit == LONGEST_PIPE => too_large("a pipe of more than 1 GiB; give a file".to_owned()),
+        true => too_large(format!("expected at most {limit} bytes, found more")),
         false => Ok(bytes),
     }
 }
@@ -174,6 +186,26 @@ mod tests {
         let error = read_whole(Path::new("/dev/zero")).unwrap_err();
         assert_eq!(error.to_string(), "expected a file, found a device");
         assert_eq!(read_whole(folder.path()).unwrap_err().kind(), io::ErrorKind::IsADirectory);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn files_that_are_known_to_be_small_have_a_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, b"bytes").unwrap();
+        assert_eq!(read_at_most(&path, 5).unwrap(), b"bytes");
+        let error = read_at_most(&path, 4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(error.to_string(), "expected at most 4 bytes, found 5");
+        if cfg!(target_os = "linux") {
+            let (reader, mut writer) = io::pipe().unwrap();
+            writer.write_all(b"bytes").unwrap();
+            drop(writer);
+            let pipe = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+            let error = read_at_most(Path::new(&pipe), 4).unwrap_err();
+            assert_eq!(error.to_string(), "expected at most 4 bytes, found more");
+        }
     }
 
     #[test]

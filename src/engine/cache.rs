@@ -32,6 +32,56 @@ pub enum Cached {
     Damaged(String),
 }
 
+/// Why a cache is not used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// Others may write to it.
+    #[error("others may write to the cache of engines {} (mode {mode:o}), and what lies there is loaded as code",
+        folder.display())]
+    Open {
+        /// Where it lies.
+        folder: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// It is somebody else's.
+    #[error("the cache of engines {} belongs to user {owner}, this process to user {own}, and what lies there is \
+        loaded as code", folder.display())]
+    OtherOwner {
+        /// Where it lies.
+        folder: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Who asks.
+        own: u32,
+    },
+    /// Nobody can tell whose it is.
+    #[error("{}: {source}", folder.display())]
+    Io {
+        /// Where it lies.
+        folder: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// An engine cannot be kept.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+impl CacheError {
+    /// What the user can do.
+    pub const fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::Open { .. } => Some(
+                "`chmod 700` the folder if you know all that lies in it, else remove it; or give --cache DIR or --no-cache",
+            ),
+            Self::OtherOwner { .. } => Some("give a folder of your own with --cache, or --no-cache"),
+            Self::Io { .. } | Self::Write(_) => None,
+        }
+    }
+}
+
 impl Cache {
     /// The cache in `folder`, which need not be there.
     pub const fn new(folder: PathBuf) -> Self {
@@ -56,7 +106,20 @@ impl Cache {
     }
 
     /// The engine of `key`.
-    pub fn find(&self, key: &str) -> Cached {
+    ///
+    /// # Errors
+    ///
+    /// Where others may write to the folder.
+    pub fn find(&self, key: &str) -> Result<Cached, CacheError> {
+        match fs::metadata(&self.folder) {
+            Ok(found) => must_be_private(&self.folder, &found)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Cached::Nothing),
+            Err(error) => return Ok(Cached::Damaged(format!("{}: {error}", self.folder.display()))),
+        }
+        Ok(self.look_up(key))
+    }
+
+    fn look_up(&self, key: &str) -> Cached {
         let plan = self.place(key).join(PLAN);
         let bytes = match read_whole(&plan) {
             Ok(bytes) => bytes,
@@ -85,18 +148,20 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// Where it cannot be written.
-    pub fn keep(&self, plan: &[u8], lock: &PlanLock) -> Result<(), WriteError> {
-        self.make_folder()?;
+    /// Where it cannot be written, and where others may write to the folder.
+    pub fn keep(&self, plan: &[u8], lock: &PlanLock) -> Result<(), CacheError> {
+        let of_folder = |source| WriteError::Io { path: self.folder.clone(), source };
+        self.make_folder().map_err(of_folder)?;
+        must_be_private(&self.folder, &fs::metadata(&self.folder).map_err(of_folder)?)?;
         let mut outcome = Ok(());
         for _ in 0..ATTEMPTS {
             outcome = self.remove_damaged(&lock.key).and_then(|()| self.write(plan, lock));
             // Another process may have been faster, with the same engine.
-            if outcome.is_ok() || matches!(self.find(&lock.key), Cached::Plan(..)) {
+            if outcome.is_ok() || matches!(self.look_up(&lock.key), Cached::Plan(..)) {
                 return Ok(());
             }
         }
-        outcome
+        Ok(outcome?)
     }
 
     fn write(&self, plan: &[u8], lock: &PlanLock) -> Result<(), WriteError> {
@@ -115,7 +180,7 @@ impl Cache {
     /// Removes what lies in the place of an engine and is none.
     fn remove_damaged(&self, key: &str) -> Result<(), WriteError> {
         let place = self.place(key);
-        if !place.exists() || matches!(self.find(key), Cached::Plan(..)) {
+        if !place.exists() || matches!(self.look_up(key), Cached::Plan(..)) {
             return Ok(());
         }
         let of_place = |source| WriteError::Io { path: place.clone(), source };
@@ -128,12 +193,12 @@ impl Cache {
     }
 
     /// Makes the folder, for its owner alone: what lies in it is loaded as code.
-    fn make_folder(&self) -> Result<(), WriteError> {
+    fn make_folder(&self) -> io::Result<()> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true);
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(&self.folder).map_err(|source| WriteError::Io { path: self.folder.clone(), source })
+        builder.create(&self.folder)
     }
 
     /// Number of engines and bytes of their files.
@@ -144,6 +209,39 @@ impl Cache {
         let files = engines.iter().flat_map(|engine| children(engine)).filter_map(|entry| entry.metadata().ok());
         (engines.len(), files.map(|file| file.len()).sum())
     }
+}
+
+/// Refuses a folder that is another user's, or that others may write to.
+#[cfg(unix)]
+fn must_be_private(folder: &Path, found: &fs::Metadata) -> Result<(), CacheError> {
+    let own = own_user().map_err(|source| CacheError::Io { folder: folder.into(), source })?;
+    must_be_private_to(own, folder, found)
+}
+
+#[cfg(unix)]
+fn must_be_private_to(own: u32, folder: &Path, found: &fs::Metadata) -> Result<(), CacheError> {
+    use std::os::unix::fs::MetadataExt;
+    const WRITTEN_BY_OTHERS: u32 = 0o022;
+    if found.uid() != own {
+        return Err(CacheError::OtherOwner { folder: folder.into(), owner: found.uid(), own });
+    }
+    match found.mode() & 0o7777 {
+        mode if mode & WRITTEN_BY_OTHERS != 0 => Err(CacheError::Open { folder: folder.into(), mode }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+const fn must_be_private(_folder: &Path, _found: &fs::Metadata) -> Result<(), CacheError> {
+    Ok(())
+}
+
+/// The user that this process acts as: the owner of a pipe that it makes.
+#[cfg(unix)]
+fn own_user() -> io::Result<u32> {
+    use std::os::{fd::OwnedFd, unix::fs::MetadataExt};
+    let (reader, _writer) = io::pipe()?;
+    Ok(fs::File::from(OwnedFd::from(reader)).metadata()?.uid())
 }
 
 #[cfg(test)]
@@ -169,11 +267,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::new(folder.path().join("a").join("b"));
         let lock = lock(b"plan");
-        assert!(matches!(cache.find(&lock.key), Cached::Nothing));
+        assert!(matches!(cache.find(&lock.key), Ok(Cached::Nothing)));
         assert_eq!(cache.size(), (0, 0));
         for _ in 0..2 {
             cache.keep(b"plan", &lock).unwrap();
-            let Cached::Plan(plan, found) = cache.find(&lock.key) else { panic!("not found") };
+            let Ok(Cached::Plan(plan, found)) = cache.find(&lock.key) else { panic!("not found") };
             assert_eq!((plan.as_slice(), *found), (&b"plan"[..], lock.clone()));
         }
         assert_eq!(cache.size(), (1, 4 + lock.to_json().len() as u64));
@@ -184,7 +282,7 @@ mod tests {
     fn a_whole_engine_stays_and_a_damaged_one_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::new(folder.path().to_owned());
-        let found = |key: &str| match cache.find(key) {
+        let found = |key: &str| match cache.look_up(key) {
             Cached::Plan(plan, lock) => (plan, *lock),
             other => panic!("{other:?}"),
         };
@@ -226,7 +324,9 @@ mod tests {
                     });
                 }
             });
-            let Cached::Plan(plan, lock) = cache.find(&key) else { panic!("turn {turn}: {:?}", cache.find(&key)) };
+            let Cached::Plan(plan, lock) = cache.look_up(&key) else {
+                panic!("turn {turn}: {:?}", cache.look_up(&key))
+            };
             assert_eq!(lock.plan_bytes, plan.len() as u64);
             fs::remove_dir_all(cache.place(&key)).unwrap();
         }
@@ -244,6 +344,45 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
+    fn a_folder_that_others_may_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path().join("engines"));
+        let lock = lock(b"plan");
+        let allow = |mode| fs::set_permissions(cache.folder(), fs::Permissions::from_mode(mode)).unwrap();
+        fs::create_dir(cache.folder()).unwrap();
+        allow(0o777);
+        assert!(matches!(cache.keep(b"plan", &lock), Err(CacheError::Open { mode: 0o777, .. })));
+        assert_eq!(fs::read_dir(cache.folder()).unwrap().count(), 0);
+        allow(0o755);
+        cache.keep(b"plan", &lock).unwrap();
+        assert!(matches!(cache.find(&lock.key), Ok(Cached::Plan(..))));
+        for mode in [0o777, 0o1777, 0o775, 0o702] {
+            allow(mode);
+            let error = cache.find(&lock.key).unwrap_err();
+            let expected = format!(
+                "others may write to the cache of engines {} (mode {mode:o}), and what lies there is loaded as code",
+                cache.folder().display()
+            );
+            assert_eq!(error.to_string(), expected);
+            assert!(error.help().is_some_and(|help| help.contains("`chmod 700`")));
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_folder_of_another_user_is_refused() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = tempfile::tempdir().unwrap();
+        let found = fs::metadata(folder.path()).unwrap();
+        assert_eq!(own_user().unwrap(), found.uid());
+        let refused = must_be_private_to(found.uid() + 1, folder.path(), &found);
+        let Err(CacheError::OtherOwner { owner, own, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!((owner, own), (found.uid(), found.uid() + 1));
+    }
+
+    #[test]
     fn what_does_not_match_its_lock_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::new(folder.path().to_owned());
@@ -252,7 +391,7 @@ mod tests {
         let damaged = |why: &str, edit: &dyn Fn()| {
             cache.keep(b"plan", &lock).unwrap();
             edit();
-            let Cached::Damaged(found) = cache.find(&lock.key) else { panic!("{why}: used") };
+            let Cached::Damaged(found) = cache.look_up(&lock.key) else { panic!("{why}: used") };
             assert!(found.contains(why), "{why}: {found}");
         };
         damaged("SHA-256 of the plan", &|| fs::write(place.join(PLAN), b"plam").unwrap());
@@ -274,7 +413,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), b"").unwrap();
         let cache = Cache::new(folder.path().join("file").join("engines"));
-        assert!(cache.keep(b"plan", &lock(b"plan")).is_err());
-        assert!(matches!(cache.find("key"), Cached::Damaged(_) | Cached::Nothing));
+        assert!(matches!(cache.keep(b"plan", &lock(b"plan")), Err(CacheError::Write(_))));
+        assert!(
+            matches!(cache.find("key"), Ok(Cached::Damaged(why)) if why.starts_with(cache.folder().to_str().unwrap()))
+        );
     }
 }

@@ -12,7 +12,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::Profile;
-use crate::{digest::sha256, files::read_whole};
+use crate::{
+    digest::sha256,
+    files::{LONGEST_JSON, read_at_most},
+};
 
 /// Version of the lock's format.
 pub const LOCK_FORMAT: u32 = 3;
@@ -186,9 +189,9 @@ impl PlanLock {
     ///
     /// # Errors
     ///
-    /// Where it is there and cannot be read.
+    /// Where it is there and cannot be read, or is larger than any lock.
     pub fn bytes_beside(plan: &Path) -> io::Result<Option<Vec<u8>>> {
-        match read_whole(&Self::path_of(plan)) {
+        match read_at_most(&Self::path_of(plan), LONGEST_JSON) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             read => read.map(Some),
         }

@@ -11,7 +11,7 @@ mod prepare;
 mod profile;
 mod shape_list;
 
-pub use cache::{Cache, Cached};
+pub use cache::{Cache, CacheError, Cached};
 pub use choice::{ChoiceError, Device, dtype_of, known_release_of, must_be, must_fit, release_of};
 pub use lock::{BuildOptions, LOCK_FORMAT, LockError, Machine, ModelHash, PLAN_WARNING, PlanLock, PluginHash, Recipe};
 pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, ReleaseNumber, Version, fit};

@@ -375,6 +375,9 @@ fn older_results_are_a_gate() {
     scene.refuses(&format!("{line} --compare broken.json"), 3, &["broken.json is no result"]);
     scene.write("binary.json", [b"{\"format\": \"".as_slice(), &[0xff, 0xfe, 0, 1]].concat());
     scene.refuses(&format!("{line} --compare binary.json"), 3, &["binary.json is no result", "help: "]);
+    std::fs::File::create(scene.path("large.json")).unwrap().set_len((64 << 20) + 1).unwrap();
+    let too_large = ["large.json is no result", "expected at most 67108864 bytes, found 67108865", "help: "];
+    scene.refuses(&format!("{line} --compare large.json"), 3, &too_large);
     scene.refuses(&format!("{line} --compare m.onnx"), 3, &["m.onnx is no result", "help: "]);
     scene.refuses(&format!("{line} --compare nowhere.json"), 5, &["nowhere.json"]);
 }

@@ -36,6 +36,7 @@ mod support_signals;
 #[path = "../../xtask/src/synthesize/mod.rs"]
 mod synthesize;
 mod tensorrt;
+mod tensorrt_cache;
 mod tensorrt_engines;
 mod tensorrt_profiles;
 mod threads;

@@ -1,6 +1,6 @@
 //! From a model to a plan and its lock.
 
-use std::path::Path;
+use std::{io, path::Path};
 
 use prost::Message;
 
@@ -12,8 +12,8 @@ use super::{
 use crate::{
     digest::{sha256, sha256_of_file},
     engine::{
-        BuildOptions, Cache, Cached, Dtype, ModelHash, PlanLock, PrepareError, Profile, Recipe, dtype_of, must_be,
-        prepare,
+        BuildOptions, Cache, Cached, Dtype, LockError, ModelHash, PlanLock, PrepareError, Profile, Recipe, dtype_of,
+        must_be, prepare,
     },
     files::{name_of, read_whole},
     onnx::OnnxFile,
@@ -80,7 +80,8 @@ impl Installation {
     ///
     /// # Errors
     ///
-    /// Where the model does not fit this GPU or release, where TensorRT refuses it, and where the build fails.
+    /// Where the model does not fit this GPU or release, where others may write to the cache, where TensorRT refuses
+    /// the model, and where the build fails.
     pub fn plan(&self, file: &OnnxFile, request: &PlanRequest<'_>) -> Result<Plan, EngineError> {
         let given = self.given(file)?;
         let recipe = Recipe {
@@ -92,7 +93,7 @@ impl Installation {
             options: request.options,
         };
         let say = |text: &str| request.notice.map_or((), |notice| notice(text));
-        match request.cache.map(|cache| cache.find(&recipe.key())) {
+        match request.cache.map(|cache| cache.find(&recipe.key())).transpose()? {
             Some(Cached::Plan(bytes, lock)) => {
                 let lock = self.of_this_build(*lock, file);
                 return Ok(Plan { bytes, lock, from_cache: true, timing_cache: None });
@@ -153,7 +154,10 @@ impl Installation {
     /// Where it cannot be read, and where the lock is missing or says otherwise.
     pub fn read_plan(&self, path: &Path, trust: Trust) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
         let bytes = read_whole(path).map_err(|source| EngineError::Io { path: path.to_path_buf(), source })?;
-        let of_lock = |source| EngineError::Io { path: PlanLock::path_of(path), source };
+        let of_lock = |source: io::Error| match (source.kind(), PlanLock::path_of(path)) {
+            (io::ErrorKind::FileTooLarge, lock) => LockError::Malformed { lock, why: source.to_string() }.into(),
+            (_, path) => EngineError::Io { path, source },
+        };
         let lock = match PlanLock::bytes_beside(path) {
             Err(_) if trust == Trust::UserVouches => None,
             read => read.map_err(of_lock)?,

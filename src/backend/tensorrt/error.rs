@@ -5,7 +5,7 @@ use std::{fmt, io, path::PathBuf};
 use super::door::{Code, DoorError};
 use crate::{
     backend::{BackendErrorKind, RuntimeLibrary, libraries::root_lacks_tensorrt},
-    engine::{ChoiceError, LockError, PrepareError, ProfileError},
+    engine::{CacheError, ChoiceError, LockError, PrepareError, ProfileError},
     onnx::ReadError,
 };
 
@@ -145,6 +145,9 @@ pub enum EngineError {
     /// The build was told to end.
     #[error("the build was interrupted")]
     Cancelled,
+    /// The cache of engines is not used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// A file could not be read.
     #[error("{}: {source}", path.display())]
     Io {
@@ -204,7 +207,7 @@ impl EngineError {
             Self::Lock(_) | Self::OtherModel { .. } | Self::Plan { .. } | Self::Io { .. } | Self::Read(_) => {
                 BackendErrorKind::Model
             }
-            Self::Memory { .. } | Self::Cancelled | Self::Failed { .. } => BackendErrorKind::Failed,
+            Self::Memory { .. } | Self::Cancelled | Self::Cache(_) | Self::Failed { .. } => BackendErrorKind::Failed,
         }
     }
 
@@ -266,6 +269,7 @@ impl EngineError {
             Self::Plan { .. } => "the file was cut off or is no plan: build it again with `moa-export build`",
             Self::Memory { .. } => "free the GPU, give smaller --dim sizes, or limit TensorRT with --workspace",
             Self::Unsupported { .. } | Self::Cancelled | Self::Io { .. } | Self::Failed { .. } => return None,
+            Self::Cache(error) => return error.help(),
             Self::Read(error) => return error.help(),
         })
     }

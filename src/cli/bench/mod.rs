@@ -8,6 +8,7 @@ mod text;
 mod words;
 
 use std::{
+    io,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -31,7 +32,7 @@ use super::{
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Survey, names},
     engine::{Device, Sizes},
-    files::read_whole,
+    files::{LONGEST_JSON, read_at_most},
     latency::{
         BenchResult, Budget, Change, Choice, End, Grid, Incomparable, LatencyError, Library, Machine, Model, Moment,
         Options, Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
@@ -319,11 +320,15 @@ fn tensorrt_libraries() -> Vec<Library> {
 
 fn read_result(path: &Path) -> Result<BenchResult, Failure> {
     let place = path.display().to_string();
-    let text = read_whole(path).map_err(|error| Failure::io(&error, &place))?;
-    serde_json::from_slice(&text).map_err(|error| {
+    let malformed = |why: String| {
         let help = "give a file that `moa-export bench --json FILE` wrote";
-        Failure::malformed(format!("{place} is no result of `bench`: {error}"), Some(help))
-    })
+        Failure::malformed(format!("{place} is no result of `bench`: {why}"), Some(help))
+    };
+    let text = read_at_most(path, LONGEST_JSON).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => malformed(error.to_string()),
+        _ => Failure::io(&error, &place),
+    })?;
+    serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))
 }
 
 /// Files to write, known to be free before anything is timed.

@@ -320,7 +320,9 @@ impl From<BackendError> for Failure {
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         let code = match &error {
-            EngineError::Io { .. } | EngineError::Lock(LockError::Missing { .. }) => Code::EngineIo,
+            EngineError::Io { .. } | EngineError::Cache(_) | EngineError::Lock(LockError::Missing { .. }) => {
+                Code::EngineIo
+            }
             EngineError::Profile(_) => Code::ProfileSizes,
             EngineError::Cancelled => Code::Interrupted,
             error => match error.kind() {
