@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use moa_schema::{MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE, is_wgmma_off, multiprocessors};
 
 use super::{BackendError, LibraryUse, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
 use crate::files::read_whole;
@@ -14,9 +17,6 @@ pub const CUDA_VARIABLE: &str = "MOA_CUDA_LIBRARY";
 
 /// Environment variable that names an archive of CUDA kernels, as the kernels' own library reads it.
 const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
-
-/// Environment variables that decide how the CUDA kernels plan.
-const KERNEL_SWITCHES: [&str; 2] = ["MOA_CUDA_MULTIPROCESSORS", "MOA_CUDA_WGMMA"];
 
 /// Environment variable that names the folder of an installation of TensorRT.
 pub const TENSORRT_ROOT: &str = "TENSORRT_ROOT";
@@ -235,9 +235,19 @@ pub(super) fn named_archive() -> Option<PathBuf> {
 
 /// What the environment tells the planner of the CUDA kernels.
 pub(super) fn kernel_switches() -> BTreeMap<String, String> {
-    let values = KERNEL_SWITCHES.map(|name| (name, env::var_os(name)));
-    let set = values.into_iter().filter_map(|(name, value)| value.map(|value| (name, value)));
-    set.map(|(name, value)| (name.to_owned(), value.to_string_lossy().into_owned())).collect()
+    acting_switches(|name| env::var_os(name))
+}
+
+/// The switches that change plans, each as the planner reads it; a number that it refuses stands as it is.
+fn acting_switches(value_of: impl Fn(&str) -> Option<OsString>) -> BTreeMap<String, String> {
+    let wgmma = is_wgmma_off(value_of(WGMMA_VARIABLE).as_deref()).then(|| "0".to_owned());
+    let given = value_of(MULTIPROCESSORS_VARIABLE);
+    let number = match multiprocessors(given.as_deref()) {
+        Ok(number) => number.map(|number| number.to_string()),
+        Err(_) => given.map(|value| value.to_string_lossy().into_owned()),
+    };
+    let switches = [(WGMMA_VARIABLE, wgmma), (MULTIPROCESSORS_VARIABLE, number)];
+    switches.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 /// A variable of what TensorRT is run with, but for the plugin, that names what is not there, and what it names.
@@ -346,7 +356,25 @@ fn system_folders() -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_runtime_name;
+    use super::*;
+
+    #[test]
+    fn switches_are_recorded_as_they_act() {
+        for (wgmma, multiprocessors, expected) in [
+            (None, None, ""),
+            (Some(""), Some(""), ""),
+            (Some("1"), Some("7"), "MOA_CUDA_MULTIPROCESSORS=7"),
+            (Some("0"), Some("007"), "MOA_CUDA_MULTIPROCESSORS=7 MOA_CUDA_WGMMA=0"),
+            (Some("off"), Some("one"), "MOA_CUDA_MULTIPROCESSORS=one"),
+        ] {
+            let found = acting_switches(|name| {
+                let value = if name == "MOA_CUDA_WGMMA" { wgmma } else { multiprocessors };
+                value.map(OsString::from)
+            });
+            let found: Vec<_> = found.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            assert_eq!(found.join(" "), expected, "{wgmma:?} {multiprocessors:?}");
+        }
+    }
 
     #[test]
     #[cfg(target_os = "linux")]

@@ -63,6 +63,7 @@ mod operator;
 mod panic;
 mod routing;
 mod shape;
+mod switches;
 mod types;
 
 pub use attributes::{AttributeError, AttributeSource, Attributes, accuracy_level, other_version};
@@ -73,6 +74,7 @@ pub use operator::{
 pub use panic::panic_text;
 pub use routing::RoutingPart;
 pub use shape::{CrossAttentionDims, FeedForwardDims, LmHeadDims, SelfAttentionDims, ShapeError, refuse_integers};
+pub use switches::{MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE, is_wgmma_off, multiprocessors};
 pub use types::{BLOCK, FloatType, IntegerType, MatrixType, NodeTypes};
 
 /// ONNX domain of the operators.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use moa_cuda::archive::Archive;
 use moa_cuda::{Device, Element, Options, SOURCE_HASH};
+use moa_schema::{MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE, is_wgmma_off, multiprocessors};
 
 use crate::context::Entered;
 use crate::error::{DriverError, Error};
@@ -28,14 +29,6 @@ const OVERLAP_VERSION: u32 = 12_030;
 /// First version of the driver's API that knows the archive's PTX: that of the compiler, CUDA 12.9 and PTX 8.8. A
 /// driver runs machine code of newer compilers of its major version, and no PTX of theirs.
 const PTX_VERSION: u32 = 12_090;
-
-/// Set to `0`, it keeps large products of 16-bit tensors from warpgroup products ([`Options::wgmma`]) on a device of
-/// compute capability 9.0 whose machine code is in the archive. Read when a kernel set is made.
-pub const WGMMA_VARIABLE: &str = "MOA_CUDA_WGMMA";
-
-/// Set to a number, plans are made as for a device of so many multiprocessors, so that small calls take the kernels of
-/// large ones: for checks of every kernel. Read when a plan is made.
-pub const MULTIPROCESSORS_VARIABLE: &str = "MOA_CUDA_MULTIPROCESSORS";
 
 /// What a device is, as its driver states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,7 +123,7 @@ impl KernelSet {
         drop(entered);
         let asked = std::env::var_os(OVERLAP_VARIABLE).is_none_or(|value| value != "0");
         let overlaps = asked && version >= OVERLAP_VERSION;
-        let wgmma = std::env::var_os(WGMMA_VARIABLE).is_none_or(|value| value != "0");
+        let wgmma = !is_wgmma_off(std::env::var_os(WGMMA_VARIABLE).as_deref());
         Ok(Self { driver, context, retained: None, facts, archive, loaded: Mutex::default(), status, overlaps, wgmma })
     }
 
@@ -285,15 +278,12 @@ impl Drop for KernelSet {
 
 /// The device that plans are made for.
 fn planned_for(device: Device) -> Result<Device, Error> {
-    std::env::var_os(MULTIPROCESSORS_VARIABLE).map_or(Ok(device), |value| with_multiprocessors(device, &value))
+    with_multiprocessors(device, std::env::var_os(MULTIPROCESSORS_VARIABLE).as_deref())
 }
 
-fn with_multiprocessors(device: Device, value: &OsStr) -> Result<Device, Error> {
-    let number = value.to_str().and_then(|text| text.parse().ok()).filter(|number| *number > 0);
-    let multiprocessors = number.ok_or_else(|| {
-        Error::Argument(format!("{MULTIPROCESSORS_VARIABLE} must be a number from 1 on, found {}", value.display()))
-    })?;
-    Ok(Device { multiprocessors, ..device })
+fn with_multiprocessors(device: Device, value: Option<&OsStr>) -> Result<Device, Error> {
+    let asked = multiprocessors(value).map_err(Error::Argument)?;
+    Ok(Device { multiprocessors: asked.unwrap_or(device.multiprocessors), ..device })
 }
 
 /// Largest shared memory of one block on devices of an older capability, for plans that are to run there too.
@@ -345,11 +335,11 @@ mod tests {
     #[test]
     fn a_number_of_multiprocessors_is_one_from_1_on() {
         let device = Device { compute_capability: (9, 0), multiprocessors: 132, shared_bytes_per_block: 232_448 };
-        let planned = |text: &str| with_multiprocessors(device, text.as_ref()).map_err(|error| error.to_string());
-        assert_eq!(planned("7"), Ok(Device { multiprocessors: 7, ..device }));
-        for text in ["0", "-1", "", "one"] {
-            let expected = format!("MOA_CUDA_MULTIPROCESSORS must be a number from 1 on, found {text}");
-            assert_eq!(planned(text), Err(expected));
-        }
+        let planned =
+            |text: Option<&str>| with_multiprocessors(device, text.map(OsStr::new)).map_err(|error| error.to_string());
+        assert_eq!(planned(Some("7")), Ok(Device { multiprocessors: 7, ..device }));
+        assert_eq!((planned(None), planned(Some(""))), (Ok(device), Ok(device)));
+        let expected = "MOA_CUDA_MULTIPROCESSORS must be a number from 1 on, found 0";
+        assert_eq!(planned(Some("0")), Err(expected.to_owned()));
     }
 }

@@ -26,6 +26,6 @@ mod plan;
 pub use archive_file::{ARCHIVE_VARIABLE, find_archive};
 pub use error::{DriverError, Error};
 pub use ffi::{Context, Driver, Stream};
-pub use kernels::{DeviceFacts, KernelSet, MULTIPROCESSORS_VARIABLE, OVERLAP_VARIABLE, WGMMA_VARIABLE};
+pub use kernels::{DeviceFacts, KernelSet, OVERLAP_VARIABLE};
 pub use node::{Caches, Node};
 pub use plan::{BoundPlan, Buffers};

@@ -1,0 +1,48 @@
+//! Environment variables that change the plans of the CUDA kernels: for the kernels, and for locks of what was planned.
+
+use std::ffi::OsStr;
+
+/// Set to `0`, it keeps large products of 16-bit tensors from warpgroup products on a device of compute capability 9.0
+/// whose machine code is in the archive; any other value does nothing. Read when a kernel set is made.
+pub const WGMMA_VARIABLE: &str = "MOA_CUDA_WGMMA";
+
+/// Set to a number, plans are made as for a device of so many multiprocessors, so that small calls take the kernels of
+/// large ones: for checks of every kernel. An empty value counts as none. Read when a plan is made.
+pub const MULTIPROCESSORS_VARIABLE: &str = "MOA_CUDA_MULTIPROCESSORS";
+
+/// Whether the value of [`WGMMA_VARIABLE`] keeps products from warpgroup products.
+pub fn is_wgmma_off(value: Option<&OsStr>) -> bool {
+    value.is_some_and(|value| value == "0")
+}
+
+/// What the value of [`MULTIPROCESSORS_VARIABLE`] asks for.
+///
+/// # Errors
+///
+/// What is wrong with a value that is no number from 1 on.
+pub fn multiprocessors(value: Option<&OsStr>) -> Result<Option<u32>, String> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    let number = value.to_str().and_then(|text| text.parse().ok()).filter(|number| *number > 0);
+    let refused = || format!("{MULTIPROCESSORS_VARIABLE} must be a number from 1 on, found {}", value.display());
+    number.ok_or_else(refused).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_value_counts_as_none() {
+        assert!(is_wgmma_off(Some("0".as_ref())));
+        for value in [None, Some(""), Some("1"), Some("off")] {
+            assert!(!is_wgmma_off(value.map(OsStr::new)), "{value:?}");
+        }
+        for (value, expected) in [(None, None), (Some(""), None), (Some("7"), Some(7)), (Some("007"), Some(7))] {
+            assert_eq!(multiprocessors(value.map(OsStr::new)), Ok(expected), "{value:?}");
+        }
+        for value in ["0", "-1", "one", " "] {
+            let expected = format!("MOA_CUDA_MULTIPROCESSORS must be a number from 1 on, found {value}");
+            assert_eq!(multiprocessors(Some(value.as_ref())), Err(expected));
+        }
+    }
+}
