@@ -85,7 +85,7 @@ impl DecodeScratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
         let bounds: usize = self.bounds.iter().map(Vec::capacity).sum();
-        self.queries.bytes() + self.near.bytes() + bounds * size_of::<usize>()
+        self.queries.bytes() + self.near.bytes() + bounds * size_of::<usize>() + Claims::bytes(&self.claims)
     }
 }
 

@@ -204,7 +204,7 @@ impl HiddenScratch {
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        self.rows.bytes() + self.tiles.bytes()
+        self.rows.bytes() + self.tiles.bytes() + Claims::bytes([&self.claims])
     }
 }
 

@@ -117,9 +117,10 @@ impl FewScratch {
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let ExpertScratch { rows, products, tiles, tasks, .. } = &self.experts;
+        let ExpertScratch { rows, products, tiles, tasks, claims } = &self.experts;
         let words = tasks.capacity() + self.tokens.capacity();
-        rows.bytes() + products.bytes() + tiles.bytes() + words * size_of::<usize>()
+        let claims = Claims::bytes(claims.iter().chain([&self.claims]));
+        rows.bytes() + products.bytes() + tiles.bytes() + words * size_of::<usize>() + claims
     }
 }
 

@@ -24,6 +24,13 @@ pub(crate) struct Claims {
     words: Vec<Word>,
 }
 
+impl Claims {
+    /// Bytes that all of `claims` hold between calls.
+    pub(crate) fn bytes<'a>(claims: impl IntoIterator<Item = &'a Self>) -> usize {
+        claims.into_iter().map(|claims| claims.words.capacity() * size_of::<Word>()).sum()
+    }
+}
+
 /// How the rows of a matrix stand in memory, and how they are cut.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
@@ -75,6 +82,11 @@ impl Distinct {
     /// The numbers by place.
     pub(crate) fn numbers(&self) -> &[usize] {
         &self.numbers
+    }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        self.numbers.capacity() * size_of::<usize>()
     }
 }
 

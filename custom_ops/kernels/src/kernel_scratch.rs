@@ -63,9 +63,30 @@ pub(crate) struct LayerScratch {
 impl Scratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let LayerScratch { visible, queries, panels, decode, single, few, many, wide, attended, bounds, .. } =
-            &self.layer;
-        let layer = visible.bytes()
+        let Self { routing, weights, cache, layer, hidden, output, border } = self;
+        let stages = routing.bytes() + weights.bytes() + hidden.bytes() + output.bytes();
+        stages + cache.bytes() + layer.bytes() + border.bytes()
+    }
+}
+
+impl BorderScratch {
+    fn bytes(&self) -> usize {
+        let Self { hidden_states, router_input, bias, output } = self;
+        [hidden_states, router_input, bias, output].iter().map(|buffer| buffer.bytes()).sum()
+    }
+}
+
+impl CacheScratch {
+    fn bytes(&self) -> usize {
+        let Self { key, value, bounds, claims } = self;
+        key.bytes() + value.bytes() + bounds.bytes() + Claims::bytes(claims.as_flattened())
+    }
+}
+
+impl LayerScratch {
+    fn bytes(&self) -> usize {
+        let Self { visible, queries, panels, decode, single, few, many, wide, attended, bounds, claims } = self;
+        visible.bytes()
             + queries.bytes()
             + panels.bytes()
             + decode.bytes()
@@ -73,11 +94,8 @@ impl Scratch {
             + few.bytes()
             + many.bytes()
             + wide.iter().map(Buffer::bytes).sum::<usize>()
-            + attended.bytes();
-        let words = bounds.capacity() * size_of::<usize>() + self.cache.bounds.bytes();
-        let cache = self.cache.key.bytes() + self.cache.value.bytes();
-        let BorderScratch { hidden_states, router_input, bias, output } = &self.border;
-        let border = [hidden_states, router_input, bias, output].iter().map(|buffer| buffer.bytes()).sum::<usize>();
-        border + self.routing.bytes() + self.weights.bytes() + layer + cache + words + self.hidden.bytes()
+            + attended.bytes()
+            + bounds.capacity() * size_of::<usize>()
+            + Claims::bytes([claims])
     }
 }

@@ -141,7 +141,7 @@ impl PartScratch {
     }
 
     fn bytes(&self) -> usize {
-        self.parts.bytes() + self.magnitudes.bytes()
+        self.parts.bytes() + self.magnitudes.bytes() + Claims::bytes(&self.claims)
     }
 }
 
@@ -257,9 +257,9 @@ impl PanelScratch {
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        let bounds = self.key_bounds.capacity() + self.value_bounds.capacity();
+        let bounds = (self.key_bounds.capacity() + self.value_bounds.capacity()) * size_of::<usize>();
         let parts = self.key_parts.bytes() + self.value_parts.bytes();
-        self.keys.bytes() + self.values.bytes() + parts + bounds * size_of::<usize>()
+        self.keys.bytes() + self.values.bytes() + parts + bounds + Claims::bytes(&self.claims)
     }
 }
 

@@ -142,7 +142,8 @@ impl ManyScratch {
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        self.rows.bytes() + (self.bounds.capacity() + self.tasks.capacity()) * size_of::<usize>()
+        let words = self.bounds.capacity() + self.tasks.capacity();
+        self.rows.bytes() + words * size_of::<usize>() + Claims::bytes(&self.claims)
     }
 }
 

@@ -148,6 +148,11 @@ impl OutputScratch {
         let grid = Grid::new(output, layout, &self.bounds, &mut self.claims);
         OutputProjection { inputs, grid, epoch: Epoch::new() }
     }
+
+    /// Bytes held between calls.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bounds.capacity() * size_of::<usize>() + Claims::bytes([&self.claims])
+    }
 }
 
 /// What a row of the output is before products are added: the bias, or 0 where the token is not routed.
@@ -220,6 +225,23 @@ impl Stage for OutputProjection<'_> {
 mod tests {
     use super::*;
     use crate::Instructions;
+    use crate::kernel_scratch::Scratch;
+
+    /// 65 tiles take a word of claims more than a grid has itself.
+    #[test]
+    fn bounds_and_claims_count_as_scratch() {
+        let (mut scratch, mut output) = (Scratch::default(), [0.0; 65]);
+        let OutputScratch { bounds, claims } = &mut scratch.output;
+        cut(bounds, output.len(), 1);
+        let least = bounds.capacity() * size_of::<usize>();
+        assert_eq!(Grid::new(&mut output, Layout::whole(1), bounds, claims).len(), 65);
+        let held = scratch.bytes();
+        assert!(held > least, "{held} {least}");
+        for claims in scratch.cache.claims.as_flattened_mut().iter_mut().chain([&mut scratch.layer.claims]) {
+            assert_eq!(Grid::new(&mut output, Layout::whole(1), &scratch.output.bounds, claims).len(), 65);
+        }
+        assert_eq!(scratch.bytes() - held, 5 * (held - least));
+    }
 
     /// Sizes of layers, and the tokens and columns of a task.
     #[test]

@@ -241,7 +241,7 @@ pub(crate) struct PackScratch {
 impl PackScratch {
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        self.bounds.capacity() * size_of::<usize>()
+        self.bounds.capacity() * size_of::<usize>() + Claims::bytes([&self.claims])
     }
 }
 

@@ -113,7 +113,7 @@ impl QueryScratch {
 
     /// Bytes held between calls.
     pub(crate) fn bytes(&self) -> usize {
-        self.queries.bytes() + self.tiles.bytes()
+        self.queries.bytes() + self.tiles.bytes() + Claims::bytes([&self.claims])
     }
 }
 

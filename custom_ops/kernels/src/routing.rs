@@ -273,8 +273,9 @@ impl RoutingScratch {
     pub(crate) fn bytes(&self) -> usize {
         let ([tasks, bounds], ByExpert { offsets, next, pairs_by_row }) = (&self.bounds, &self.by_expert);
         let words: usize = [offsets, next, tasks, bounds].iter().map(|v| v.capacity()).sum();
-        let words = words + self.topk_indices.capacity() + pairs_by_row.numbers().len();
-        words * 8 + self.topk_weights.capacity() * 4 + self.routed.capacity() + self.scratch.bytes()
+        let words = words + self.topk_indices.capacity();
+        let lists = words * 8 + self.topk_weights.capacity() * 4 + self.routed.capacity() + pairs_by_row.bytes();
+        lists + self.scratch.bytes() + Claims::bytes(&self.claims)
     }
 }
 

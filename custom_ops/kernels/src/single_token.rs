@@ -130,7 +130,7 @@ impl SingleScratch {
     pub(crate) fn bytes(&self) -> usize {
         let bounds: usize = self.bounds.iter().map(Vec::capacity).sum();
         let rows = [&self.queries, &self.attended, &self.products].map(Buffer::bytes);
-        rows.iter().sum::<usize>() + bounds * size_of::<usize>()
+        rows.iter().sum::<usize>() + bounds * size_of::<usize>() + Claims::bytes(&self.claims)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Bytes that a node keeps between calls.
 
-use moa_kernels::{Instructions, Sequential};
+use moa_kernels::{Instructions, Prepared, Sequential};
 use moa_schema::{GateMode, SelfAttentionDims};
 
 use crate::prepared::pack;
@@ -30,4 +30,22 @@ fn packed_weights_and_scratch_stay_within_their_bounds() {
         let kept = prepared.scratch_bytes();
         assert!(kept <= scratch, "{dims:?}: {kept} bytes of scratch");
     }
+}
+
+/// A small call behind a large one frees nothing.
+#[test]
+fn scratch_is_counted_as_it_is_held() {
+    let call = |tokens: usize, prepared: &Prepared| {
+        let dims =
+            SelfAttentionDims { batch: 1, tokens, past: 0, width: 64, experts: 8, top_k: 4, kv_heads: 1, head: 32 };
+        Case::random(&mut Random(1), dims).compute_with(prepared, &Sequential);
+        prepared.scratch_bytes()
+    };
+    let prepared = Prepared::new(Instructions::default());
+    let large = call(400, &prepared);
+    for tokens in [399, 128, 10, 1] {
+        let held = call(tokens, &prepared);
+        assert!(held >= large, "{held} bytes after {tokens} tokens, {large} before");
+    }
+    assert_eq!(call(400, &prepared), call(400, &prepared));
 }
