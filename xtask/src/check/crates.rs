@@ -7,6 +7,8 @@ struct Crate {
     folder: &'static str,
     /// Our crates that it may depend on.
     ours: &'static [&'static str],
+    /// Our crates that its tests may depend on besides.
+    tests: &'static [&'static str],
     /// Crates of others that it may not depend on.
     never: &'static [&'static str],
 }
@@ -16,24 +18,31 @@ const FORMATS_AND_RUNTIMES: &[&str] = &["ort", "ort-sys", "prost", "safetensors"
 
 /// The table of ARCHITECTURE.md.
 const CRATES: [Crate; 10] = [
-    Crate { folder: ".", ours: &["moa-graphs", "moa-schema"], never: &["ort-sys"] },
-    Crate { folder: "graphs", ours: &["moa-schema"], never: FORMATS_AND_RUNTIMES },
-    Crate { folder: "custom_ops/schema", ours: &[], never: FORMATS_AND_RUNTIMES },
-    Crate { folder: "custom_ops/kernels", ours: &["moa-schema"], never: RUNTIMES },
-    Crate { folder: "custom_ops/cuda", ours: &["moa-schema"], never: RUNTIMES },
-    Crate { folder: "custom_ops/cuda/driver", ours: &["moa-cuda", "moa-cuda-fake", "moa-schema"], never: RUNTIMES },
+    Crate { folder: ".", ours: &["moa-graphs", "moa-schema"], tests: &[], never: &["ort-sys"] },
+    Crate { folder: "graphs", ours: &["moa-schema"], tests: &[], never: FORMATS_AND_RUNTIMES },
+    Crate { folder: "custom_ops/schema", ours: &[], tests: &[], never: FORMATS_AND_RUNTIMES },
+    Crate { folder: "custom_ops/kernels", ours: &["moa-schema"], tests: &[], never: RUNTIMES },
+    Crate { folder: "custom_ops/cuda", ours: &["moa-schema"], tests: &[], never: RUNTIMES },
     Crate {
-        folder: "custom_ops/cuda/c",
-        ours: &["moa-cuda", "moa-cuda-driver", "moa-cuda-fake", "moa-schema"],
+        folder: "custom_ops/cuda/driver",
+        ours: &["moa-cuda", "moa-schema"],
+        tests: &["moa-cuda-fake"],
         never: RUNTIMES,
     },
-    Crate { folder: "custom_ops/cuda/fake", ours: &["moa-cuda", "moa-cuda-driver"], never: RUNTIMES },
+    Crate {
+        folder: "custom_ops/cuda/c",
+        ours: &["moa-cuda", "moa-cuda-driver", "moa-schema"],
+        tests: &["moa-cuda-fake"],
+        never: RUNTIMES,
+    },
+    Crate { folder: "custom_ops/cuda/fake", ours: &["moa-cuda", "moa-cuda-driver"], tests: &[], never: RUNTIMES },
     Crate {
         folder: "custom_ops/ort",
-        ours: &["moa-cuda", "moa-cuda-driver", "moa-cuda-fake", "moa-kernels", "moa-schema"],
+        ours: &["moa-cuda", "moa-cuda-driver", "moa-kernels", "moa-schema"],
+        tests: &["moa-cuda-fake"],
         never: &["ort", "tract-onnx"],
     },
-    Crate { folder: "xtask", ours: &["moa-cuda", "moa-schema"], never: RUNTIMES },
+    Crate { folder: "xtask", ours: &["moa-cuda", "moa-schema"], tests: &[], never: RUNTIMES },
 ];
 
 /// Every broken rule.
@@ -45,11 +54,14 @@ pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
             continue;
         };
         let manifest = fs::read_to_string(root.join(&folder).join("Cargo.toml"))?;
-        for dependency in dependencies(&manifest) {
-            let is_ours = dependency.starts_with("moa-") || dependency == "xtask";
-            let refused = rules.never.contains(&dependency.as_str());
-            if refused || (is_ours && !rules.ours.contains(&dependency.as_str())) {
-                found.push(format!("{folder}/Cargo.toml: may not depend on `{dependency}`"));
+        for Dependency { name, of_tests } in dependencies(&manifest) {
+            let name = name.as_str();
+            let is_ours = name.starts_with("moa-") || name == "xtask";
+            let is_for_tests = rules.tests.contains(&name);
+            let is_refused = rules.never.contains(&name);
+            if is_refused || (is_ours && !rules.ours.contains(&name) && !(is_for_tests && of_tests)) {
+                let but = if is_for_tests { ", but in its dev-dependencies" } else { "" };
+                found.push(format!("{folder}/Cargo.toml: may not depend on `{name}`{but}"));
             }
         }
     }
@@ -63,29 +75,40 @@ fn members(manifest: &str) -> Vec<String> {
     quoted.map(str::to_owned).collect()
 }
 
-/// Names of the dependencies of every kind, under their real names where they are renamed.
-fn dependencies(manifest: &str) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
+/// A crate that a manifest lists.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Dependency {
+    name: String,
+    /// Whether tests, examples and benchmarks alone depend on it.
+    of_tests: bool,
+}
+
+/// The dependencies of every kind, under their real names where they are renamed.
+fn dependencies(manifest: &str) -> BTreeSet<Dependency> {
+    let mut found = BTreeSet::new();
     let mut section = "";
     for line in manifest.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
         if let Some(header) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             section = header;
             if let Some((_, name)) = header.rsplit_once('.').filter(|(kind, _)| lists_dependencies(kind)) {
-                names.insert(unquoted(name));
+                found.insert(Dependency { name: unquoted(name), of_tests: is_of_tests(header) });
             }
             continue;
         }
         let listed = lists_dependencies(section);
         let detailed = section.rsplit_once('.').is_some_and(|(kind, _)| lists_dependencies(kind));
         if let Some((key, value)) = line.split_once('=').filter(|_| listed || detailed) {
+            let of_tests = is_of_tests(section);
             if listed {
-                names.insert(unquoted(key.split('.').next().unwrap_or(key)));
+                let name = unquoted(key.split('.').next().unwrap_or(key));
+                found.insert(Dependency { name, of_tests });
             }
             let renamed = if detailed && key.trim() == "package" { Some(value) } else { behind_package(value) };
-            names.extend(renamed.and_then(|value| value.split('"').nth(1)).map(str::to_owned));
+            let name = renamed.and_then(|value| value.split('"').nth(1)).map(str::to_owned);
+            found.extend(name.map(|name| Dependency { name, of_tests }));
         }
     }
-    names
+    found
 }
 
 /// What stands behind `package =` in an inline table.
@@ -101,6 +124,11 @@ fn unquoted(name: &str) -> String {
 fn lists_dependencies(section: &str) -> bool {
     let last = section.rsplit('.').next().unwrap_or(section);
     matches!(last, "dependencies" | "dev-dependencies" | "build-dependencies") && !section.starts_with("workspace")
+}
+
+/// Whether `section`, or that of one dependency, lists what tests alone depend on.
+fn is_of_tests(section: &str) -> bool {
+    section.split('.').any(|part| part == "dev-dependencies")
 }
 
 #[cfg(test)]
@@ -131,6 +159,37 @@ mod tests {
         ] {
             assert_eq!(found(list, "", ""), message, "{list}");
         }
+    }
+
+    #[test]
+    fn crates_for_tests_are_dev_dependencies_alone() {
+        let driver = |list: &str| {
+            let files = [
+                ("Cargo.toml", "[workspace]\nmembers = [\"custom_ops/cuda/driver\"]\n"),
+                ("custom_ops/cuda/driver/Cargo.toml", list),
+            ];
+            check(planted(&files).path()).unwrap()
+        };
+        for list in [
+            "[dev-dependencies]\nmoa-cuda-fake.workspace = true",
+            "[dev-dependencies.moa-cuda-fake]\nworkspace = true",
+            "[target.'cfg(unix)'.dev-dependencies]\nmoa-cuda-fake.workspace = true",
+        ] {
+            assert_eq!(driver(list), [""; 0], "{list}");
+        }
+        let refused =
+            "custom_ops/cuda/driver/Cargo.toml: may not depend on `moa-cuda-fake`, but in its dev-dependencies";
+        for list in [
+            "[dependencies]\nmoa-cuda-fake.workspace = true",
+            "[build-dependencies]\nmoa-cuda-fake.workspace = true",
+            "[dependencies.moa-cuda-fake]\nworkspace = true",
+            "[target.'cfg(unix)'.dependencies]\nfast = { path = \"x\", package = \"moa-cuda-fake\" }",
+            "[dev-dependencies]\nmoa-cuda-fake.workspace = true\n[dependencies]\nmoa-cuda-fake.workspace = true",
+        ] {
+            assert_eq!(driver(list), [refused], "{list}");
+        }
+        let other = driver("[dev-dependencies]\nmoa-kernels.workspace = true");
+        assert_eq!(other, ["custom_ops/cuda/driver/Cargo.toml: may not depend on `moa-kernels`"]);
     }
 
     #[test]
