@@ -223,8 +223,8 @@ fn set_element_type(value: &mut moa_export::onnx::proto::ValueInfoProto, number:
 #[test]
 fn weights() {
     check(&[
-        case(Malformed, "tensor `w` has the unknown element type 999", |m| weight_of(m).data_type = 999),
-        case(Malformed, "tensor `w` has the unknown element type 0", |m| weight_of(m).data_type = 0),
+        case(Malformed, "tensor `w`: has the unknown element type 999", |m| weight_of(m).data_type = 999),
+        case(Malformed, "tensor `w`: has no element type", |m| weight_of(m).data_type = 0),
         case(Malformed, "tensor `w` has the dimension -2", |m| weight_of(m).dims = vec![-2]),
         case(Malformed, "size of tensor `w` overflows", |m| weight_of(m).dims = vec![i64::MAX, i64::MAX]),
         case(Malformed, "size of tensor `w` overflows", |m| weight_of(m).dims = vec![1 << 62]),
@@ -252,8 +252,16 @@ fn weights() {
         case(Malformed, "has its values in int64_data, not float_data", |m| {
             *weight_of(m) = TensorProto { int64_data: vec![1, 2], ..empty_weight("w", &[2]) };
         }),
-        case(Malformed, "holds 1 entries, its shape needs another number", |m| {
+        case(Malformed, "tensor `w` holds 1 entries, its shape needs 2", |m| {
             *weight_of(m) = TensorProto { float_data: vec![1.0], ..empty_weight("w", &[2]) };
+        }),
+        case(Malformed, "tensor `w` holds 2 entries, its shape needs 4", |m| {
+            let two = empty_weight("w", &[2]);
+            *weight_of(m) = TensorProto { float_data: vec![1.0, 2.0], data_type: DataType::Complex64 as i32, ..two };
+        }),
+        case(Malformed, "size of tensor `w` overflows", |m| {
+            let most = empty_weight("w", &[i64::MAX, 2]);
+            *weight_of(m) = TensorProto { float_data: vec![1.0], data_type: DataType::Complex64 as i32, ..most };
         }),
         case(Unsupported, "stored in segments", |m| weight_of(m).segment = Some(Segment::default())),
         case(Unsupported, "float6e2m3 as plain bytes", |m| weight_of(m).data_type = DataType::Float6e2m3 as i32),

@@ -83,9 +83,7 @@ pub(super) fn data_type(number: i32) -> Result<DataType, Fault> {
 /// Checks a tensor.
 pub(super) fn check(tensor: &TensorProto, external: External) -> Result<(), Fault> {
     let name = || shown(&tensor.name);
-    let data_type = data_type(tensor.data_type).map_err(|_| {
-        Fault::malformed(format!("tensor {} has the unknown element type {}", name(), tensor.data_type))
-    })?;
+    let data_type = data_type(tensor.data_type).map_err(|fault| fault.within(&format!("tensor {}", name())))?;
     if tensor.segment.is_some() {
         return Err(Fault::unsupported(format!("tensor {} is stored in segments", name())));
     }
@@ -134,13 +132,13 @@ fn check_typed(tensor: &TensorProto, data_type: DataType, field: &str, elements:
         _ => tensor.string_data.len(),
     };
     let expected = match per_value {
-        PerValue::Entries(entries) => elements.checked_mul(entries),
-        PerValue::Shared(values) => Some(elements.div_ceil(values)),
+        PerValue::Entries(entries) => elements.checked_mul(entries).ok_or_else(|| too_large(tensor))?,
+        PerValue::Shared(values) => elements.div_ceil(values),
     };
-    if Some(found) == expected {
+    if found == expected {
         return Ok(());
     }
-    let text = format!("tensor {} holds {found} entries, its shape needs another number", shown(&tensor.name));
+    let text = format!("tensor {} holds {found} entries, its shape needs {expected}", shown(&tensor.name));
     Err(Fault::malformed(text))
 }
 
