@@ -11,8 +11,7 @@ use moa_schema::{NodeTypes, Operator};
 use ort_sys::{OrtAllocator, OrtKernelContext, OrtMemoryInfo, OrtValue};
 
 use super::api::{Api, ort, ort_plain};
-use super::kind::element_code;
-use super::shape::{Shape, type_and_shape};
+use super::shape::{Shape, checked_shape};
 use crate::failure::Failure;
 
 /// A tensor on the device.
@@ -58,11 +57,7 @@ impl DeviceCall<'_> {
                     inputs.push(None);
                     continue;
                 }
-                let (code, shape) = type_and_shape(api, value)?;
-                if code != element_code(parameter.element, types) as i32 {
-                    let name = parameter.name;
-                    return Err(Failure::argument(format!("input `{name}` has ONNX element type {code}")));
-                }
+                let shape = checked_shape(api, value, parameter, types)?;
                 let mut data = null_mut();
                 ort!(api, GetTensorMutableData(value.cast_mut(), &mut data)).check()?;
                 if memory.is_none() {

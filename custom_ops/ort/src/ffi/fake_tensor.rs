@@ -11,13 +11,13 @@ pub(super) struct Tensor {
     pub(super) data: *mut c_void,
 }
 
-/// Functions of a fake runtime that answer through their last argument and never fail.
+/// Functions of a fake runtime that answer through their last argument and never fail. A body may use each pointer as
+/// the table of the runtime says: values, infos and contexts are those that the test handed out.
 macro_rules! answers {
     ($($name:ident($($argument:ident: $kind:ty),*) $body:block)*) => {
         $(
-            #[allow(clippy::undocumented_unsafe_blocks)]
             unsafe extern "system" fn $name($($argument: $kind),*) -> ort_sys::OrtStatusPtr {
-                // Pointers are those that a test handed out, and places for answers.
+                // SAFETY: only the code under test calls it, with what the test handed out and places for answers.
                 unsafe { $body }
                 ort_sys::OrtStatusPtr(std::ptr::null_mut())
             }

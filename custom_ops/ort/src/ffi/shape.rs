@@ -6,7 +6,7 @@ use moa_schema::{NodeTypes, Parameter};
 use ort_sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
 
 use super::api::{Api, ort, ort_plain};
-use super::kind::element_code;
+use super::kind::{element_code, element_name};
 use crate::failure::Failure;
 
 /// Most dimensions of a tensor; the operators' own have fewer.
@@ -38,13 +38,12 @@ pub(super) unsafe fn checked_shape(
 ) -> Result<Shape, Failure> {
     // SAFETY: by the caller's promise.
     let (code, shape) = unsafe { type_and_shape(api, value) }?;
-    if code == element_code(parameter.element, types) as i32 {
+    let wanted = element_code(parameter.element, types) as i32;
+    if code == wanted {
         return Ok(shape);
     }
-    Err(Failure::argument(format!(
-        "input `{}` must hold {:?} elements, found ONNX element type {code}",
-        parameter.name, parameter.element
-    )))
+    let (name, wanted, found) = (parameter.name, element_name(wanted), element_name(code));
+    Err(Failure::argument(format!("input `{name}` must hold {wanted} elements, found {found}")))
 }
 
 /// Element code and shape of a tensor.
@@ -52,7 +51,7 @@ pub(super) unsafe fn checked_shape(
 /// # Safety
 ///
 /// `value` must be a tensor.
-pub(super) unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Shape), Failure> {
+unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Shape), Failure> {
     let mut info = null_mut();
     // SAFETY: `value` is a tensor; `info` is ours until it is released below.
     unsafe { ort!(api, GetTensorTypeAndShape(value, &mut info)) }.check()?;

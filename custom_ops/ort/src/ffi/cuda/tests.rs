@@ -279,7 +279,7 @@ fn errors_are_those_of_the_cpu() {
     let mut wrong = call(5, 7);
     wrong.inputs[0].as_mut().unwrap().code = F32;
     let error = compute(&kernel, &wrong).unwrap_err().text;
-    assert_eq!(error, "MoASelfAttention node `n`: input `hidden_states` has ONNX element type 1");
+    assert_eq!(error, "MoASelfAttention node `n`: input `hidden_states` must hold float16 elements, found float32");
     fake.fail("cuLaunchKernelEx", 1, 700);
     let error = compute(&kernel, &call(5, 7)).unwrap_err().text;
     let text = "MoASelfAttention node `n`: cuLaunchKernelEx failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)";
