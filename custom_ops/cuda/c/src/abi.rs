@@ -23,13 +23,13 @@ pub(crate) struct Kernels(Arc<KernelSet>);
 /// `moa_cuda_plan`.
 pub(crate) struct Plan(BoundPlan);
 
-/// Runs an exported function: its code, and its text where the caller wants it.
+/// What an exported function returns: its code, and its text where the caller wants it.
 ///
 /// # Safety
 ///
 /// `error` must be null or point to a `moa_cuda_error` that nobody else uses.
-unsafe fn answer(error: *mut RawError, body: impl FnOnce() -> Result<(), Failure>) -> i32 {
-    let Err(failure) = catch(body) else { return Code::Ok as i32 };
+unsafe fn answer(error: *mut RawError, outcome: Result<(), Failure>) -> i32 {
+    let Err(failure) = outcome else { return Code::Ok as i32 };
     // SAFETY: by the caller's promise.
     if let Some(error) = unsafe { error.as_mut() } {
         let mut text = failure.text.replace('\0', " ").into_bytes();
@@ -100,6 +100,21 @@ unsafe fn array<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'
     Ok(if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(pointer, count) } })
 }
 
+/// The bytes of the caller from the address `start` on.
+///
+/// # Safety
+///
+/// `start` must be the address of `count` bytes that nobody writes during `'a`, unless `count` is more than any memory
+/// has.
+unsafe fn bytes<'a>(what: &str, start: usize, count: u64) -> Result<&'a [u8], Failure> {
+    let Ok(length) = isize::try_from(count) else {
+        return Err(Failure::argument(format!("`{what}` is {count}, and the most are {}", isize::MAX)));
+    };
+    let start = std::ptr::with_exposed_provenance::<u8>(start);
+    // SAFETY: by the caller's promise; the length is one of memory.
+    Ok(unsafe { std::slice::from_raw_parts(start, length.unsigned_abs()) })
+}
+
 /// # Safety
 ///
 /// `pointer` must be null or a live handle of this library.
@@ -140,29 +155,31 @@ pub(crate) unsafe extern "C" fn moa_cuda_create(
     kernels: *mut *mut Kernels,
     error: *mut RawError,
 ) -> i32 {
-    // SAFETY: the caller passes null or what the header asks for.
-    unsafe {
-        answer(error, || {
-            let target = place("kernels", kernels)?;
-            let options = if options.is_null() { RawOptions::DEFAULT } else { read(options)? };
-            let archive = if options.archive == 0 {
-                find_archive()?
-            } else {
-                let start = std::ptr::with_exposed_provenance::<u8>(options.archive);
-                let length = usize::try_from(options.archive_bytes).unwrap_or(0);
-                Cow::Owned(std::slice::from_raw_parts(start, length).to_vec())
-            };
-            let forced = (options.compute_major != 0).then_some((options.compute_major, options.compute_minor));
-            let driver = Driver::system()?;
-            let made = if options.device < 0 {
-                KernelSet::in_current_context(driver, archive, forced)?
-            } else {
-                KernelSet::on_device(driver, archive, options.device, forced)?
-            };
-            target.write(Box::into_raw(Box::new(Kernels(Arc::new(made)))));
-            Ok(())
-        })
-    }
+    let outcome = catch(|| {
+        let target = place("kernels", kernels)?;
+        let options = match options.is_null() {
+            true => RawOptions::DEFAULT,
+            // SAFETY: the header asks for a structure of as many bytes as it says.
+            false => unsafe { read(options) }?,
+        };
+        let archive = match options.archive {
+            0 => find_archive()?,
+            // SAFETY: the header asks for an archive of `archive_bytes` bytes, which nobody writes during the call.
+            start => Cow::Owned(unsafe { bytes("archive_bytes", start, options.archive_bytes) }?.to_vec()),
+        };
+        let forced = (options.compute_major != 0).then_some((options.compute_major, options.compute_minor));
+        let driver = Driver::system()?;
+        let made = if options.device < 0 {
+            KernelSet::in_current_context(driver, archive, forced)?
+        } else {
+            KernelSet::on_device(driver, archive, options.device, forced)?
+        };
+        // SAFETY: not null, and the header asks for room for a handle.
+        unsafe { target.write(Box::into_raw(Box::new(Kernels(Arc::new(made))))) };
+        Ok(())
+    });
+    // SAFETY: the header asks for null or an error of the caller.
+    unsafe { answer(error, outcome) }
 }
 
 /// # Safety
@@ -179,8 +196,13 @@ pub(crate) unsafe extern "C" fn moa_cuda_destroy(kernels: *mut Kernels) {
 /// As `moa_cuda.h` says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn moa_cuda_load(kernels: *mut Kernels, element: u32, error: *mut RawError) -> i32 {
-    // SAFETY: the caller passes null or what the header asks for.
-    unsafe { answer(error, || Ok(handle("kernels", kernels)?.0.load(convert::element(element)?)?)) }
+    let outcome = catch(|| {
+        // SAFETY: the header asks for a handle of this library that nobody destroys meanwhile.
+        let kernels = unsafe { handle("kernels", kernels) }?;
+        Ok(kernels.0.load(convert::element(element)?)?)
+    });
+    // SAFETY: the header asks for null or an error of the caller.
+    unsafe { answer(error, outcome) }
 }
 
 /// # Safety
@@ -192,21 +214,22 @@ pub(crate) unsafe extern "C" fn moa_cuda_device_facts(
     device: *mut RawDevice,
     error: *mut RawError,
 ) -> i32 {
-    // SAFETY: the caller passes null or what the header asks for.
-    unsafe {
-        answer(error, || {
-            let facts = handle("kernels", kernels)?.0.facts();
-            let found = RawDevice {
-                compute: facts.device.compute_capability.into(),
-                device: facts.capability.into(),
-                multiprocessors: facts.device.multiprocessors,
-                shared_bytes_per_block: facts.device.shared_bytes_per_block,
-                l2_bytes: facts.l2_bytes,
-                ..RawDevice::DEFAULT
-            };
-            write(device, &found)
-        })
-    }
+    let outcome = catch(|| {
+        // SAFETY: the header asks for a handle of this library that nobody destroys meanwhile.
+        let facts = unsafe { handle("kernels", kernels) }?.0.facts();
+        let found = RawDevice {
+            compute: facts.device.compute_capability.into(),
+            device: facts.capability.into(),
+            multiprocessors: facts.device.multiprocessors,
+            shared_bytes_per_block: facts.device.shared_bytes_per_block,
+            l2_bytes: facts.l2_bytes,
+            ..RawDevice::DEFAULT
+        };
+        // SAFETY: the header asks for a structure of as many bytes as it says.
+        unsafe { write(device, &found) }
+    });
+    // SAFETY: the header asks for null or an error of the caller.
+    unsafe { answer(error, outcome) }
 }
 
 /// # Safety
@@ -218,15 +241,16 @@ pub(crate) unsafe extern "C" fn moa_cuda_faults(
     faults: *mut u32,
     error: *mut RawError,
 ) -> i32 {
-    // SAFETY: the caller passes null or what the header asks for.
-    unsafe {
-        answer(error, || {
-            let found = handle("kernels", kernels)?.0.faults()?;
-            let target = faults.as_mut().ok_or_else(|| Failure::argument("`faults` is null"))?;
-            *target = found;
-            Ok(())
-        })
-    }
+    let outcome = catch(|| {
+        // SAFETY: the header asks for a handle of this library that nobody destroys meanwhile.
+        let found = unsafe { handle("kernels", kernels) }?.0.faults()?;
+        // SAFETY: the header asks for a number of the caller.
+        let target = unsafe { faults.as_mut() }.ok_or_else(|| Failure::argument("`faults` is null"))?;
+        *target = found;
+        Ok(())
+    });
+    // SAFETY: the header asks for null or an error of the caller.
+    unsafe { answer(error, outcome) }
 }
 
 /// The dimensions of `count` shapes.
@@ -255,23 +279,24 @@ pub(crate) unsafe extern "C" fn moa_cuda_output_shapes(
     output_count: usize,
     error: *mut RawError,
 ) -> i32 {
-    // SAFETY: the caller passes null or what the header asks for.
-    unsafe {
-        answer(error, || {
-            let node = read(node)?.node()?;
-            let found = node
-                .output_shapes(&borrowed(&shapes(inputs, input_count)?))
-                .map_err(|error| Failure::argument(error.to_string()))?;
-            if outputs.is_null() || output_count != found.len() {
-                let (name, count) = (node.operator().name, found.len());
-                return Err(Failure::argument(format!("{name} has {count} outputs, `outputs` has {output_count}")));
-            }
-            for (index, dims) in found.iter().enumerate() {
-                outputs.add(index).write(RawShape::of(dims));
-            }
-            Ok(())
-        })
-    }
+    let outcome = catch(|| {
+        // SAFETY: the header asks for a structure of as many bytes as it says.
+        let node = unsafe { read(node) }?.node()?;
+        // SAFETY: the header asks for `input_count` shapes, which nobody writes during the call.
+        let given = unsafe { shapes(inputs, input_count) }?;
+        let found = node.output_shapes(&borrowed(&given)).map_err(|error| Failure::argument(error.to_string()))?;
+        if outputs.is_null() || output_count != found.len() {
+            let (name, count) = (node.operator().name, found.len());
+            return Err(Failure::argument(format!("{name} has {count} outputs, `outputs` has {output_count}")));
+        }
+        for (index, dims) in found.iter().enumerate() {
+            // SAFETY: not null, and the header asks for room for `output_count` shapes, as many as are found.
+            unsafe { outputs.add(index).write(RawShape::of(dims)) };
+        }
+        Ok(())
+    });
+    // SAFETY: the header asks for null or an error of the caller.
+    unsafe { answer(error, outcome) }
 }
 
 /// # Safety
@@ -288,23 +313,26 @@ pub(crate) unsafe extern "C" fn moa_cuda_plan_create(
     plan: *mut *mut Plan,
     error: *mut RawError,
 ) -> i32 {
-    // SAFETY: the caller passes null or what the header asks for.
-    unsafe {
-        answer(error, || {
-            let target = place("plan", plan)?;
-            let kernels = handle("kernels", kernels)?;
-            let raw = read(node)?;
-            let given = shapes(inputs, input_count)?;
-            let wanted: Vec<bool> = if wanted.is_null() {
-                vec![true]
-            } else {
-                array("wanted", wanted, wanted_count)?.iter().map(|flag| *flag != 0).collect()
-            };
-            let made = kernels.0.plan(&raw.node()?, raw.element()?, &borrowed(&given), &wanted, raw.options())?;
-            target.write(Box::into_raw(Box::new(Plan(made))));
-            Ok(())
-        })
-    }
+    let outcome = catch(|| {
+        let target = place("plan", plan)?;
+        // SAFETY: the header asks for a handle of this library that nobody destroys meanwhile.
+        let kernels = unsafe { handle("kernels", kernels) }?;
+        // SAFETY: the header asks for a structure of as many bytes as it says.
+        let raw = unsafe { read(node) }?;
+        // SAFETY: the header asks for `input_count` shapes, which nobody writes during the call.
+        let given = unsafe { shapes(inputs, input_count) }?;
+        let wanted: Vec<bool> = match wanted.is_null() {
+            true => vec![true],
+            // SAFETY: the header asks for `wanted_count` bytes, which nobody writes during the call.
+            false => unsafe { array("wanted", wanted, wanted_count) }?.iter().map(|flag| *flag != 0).collect(),
+        };
+        let made = kernels.0.plan(&raw.node()?, raw.element()?, &borrowed(&given), &wanted, raw.options())?;
+        // SAFETY: not null, and the header asks for room for a handle.
+        unsafe { target.write(Box::into_raw(Box::new(Plan(made)))) };
+        Ok(())
+    });
+    // SAFETY: the header asks for null or an error of the caller.
+    unsafe { answer(error, outcome) }
 }
 
 /// # Safety
@@ -325,19 +353,20 @@ pub(crate) unsafe extern "C" fn moa_cuda_plan_describe(
     info: *mut RawPlanInfo,
     error: *mut RawError,
 ) -> i32 {
-    // SAFETY: the caller passes null or what the header asks for.
-    unsafe {
-        answer(error, || {
-            let plan = &handle("plan", plan)?.0;
-            let found = RawPlanInfo {
-                launches: u32::try_from(plan.launches()).unwrap_or(u32::MAX),
-                regime: convert::regime(plan.regime()),
-                workspace_bytes: plan.workspace_bytes() as u64,
-                ..RawPlanInfo::DEFAULT
-            };
-            write(info, &found)
-        })
-    }
+    let outcome = catch(|| {
+        // SAFETY: the header asks for a handle of this library that nobody destroys meanwhile.
+        let plan = &unsafe { handle("plan", plan) }?.0;
+        let found = RawPlanInfo {
+            launches: u32::try_from(plan.launches()).unwrap_or(u32::MAX),
+            regime: convert::regime(plan.regime()),
+            workspace_bytes: plan.workspace_bytes() as u64,
+            ..RawPlanInfo::DEFAULT
+        };
+        // SAFETY: the header asks for a structure of as many bytes as it says.
+        unsafe { write(info, &found) }
+    });
+    // SAFETY: the header asks for null or an error of the caller.
+    unsafe { answer(error, outcome) }
 }
 
 /// # Safety
@@ -385,21 +414,23 @@ pub(crate) unsafe extern "C" fn moa_cuda_enqueue(
     stream: *mut c_void,
     error: *mut RawError,
 ) -> i32 {
-    // SAFETY: the caller passes null or what the header asks for.
-    unsafe {
-        answer(error, || {
-            let plan = &handle("plan", plan)?.0;
-            let given = addresses("inputs", inputs, input_count)?;
-            let wanted = addresses("outputs", outputs, output_count)?;
-            let buffers = Buffers {
-                inputs: &given.values[..given.count],
-                outputs: &wanted.values[..wanted.count],
-                workspace: workspace.addr() as u64,
-                workspace_bytes,
-            };
-            Ok(plan.enqueue(&buffers, Stream(stream.addr()))?)
-        })
-    }
+    let outcome = catch(|| {
+        // SAFETY: the header asks for a handle of this library that nobody destroys meanwhile.
+        let plan = &unsafe { handle("plan", plan) }?.0;
+        // SAFETY: the header asks for `input_count` addresses, which nobody writes during the call.
+        let given = unsafe { addresses("inputs", inputs, input_count) }?;
+        // SAFETY: the header asks for `output_count` addresses, which nobody writes during the call.
+        let wanted = unsafe { addresses("outputs", outputs, output_count) }?;
+        let buffers = Buffers {
+            inputs: &given.values[..given.count],
+            outputs: &wanted.values[..wanted.count],
+            workspace: workspace.addr() as u64,
+            workspace_bytes,
+        };
+        Ok(plan.enqueue(&buffers, Stream(stream.addr()))?)
+    });
+    // SAFETY: the header asks for null or an error of the caller.
+    unsafe { answer(error, outcome) }
 }
 
 #[cfg(test)]

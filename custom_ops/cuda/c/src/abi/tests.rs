@@ -102,16 +102,35 @@ fn arrays_that_cannot_be_are_refused_unread() {
 }
 
 #[test]
+fn an_archive_larger_than_memory_is_refused_unread() {
+    for archive_bytes in [u64::MAX, 1 << 63] {
+        let archive = [0_u8; 4];
+        let struct_size = size_of::<RawOptions>() as u32;
+        let options = RawOptions {
+            struct_size,
+            archive: archive.as_ptr().expose_provenance(),
+            archive_bytes,
+            ..RawOptions::DEFAULT
+        };
+        let mut kernels = null_mut();
+        // SAFETY: an archive that is refused is not read.
+        let found = said(|error| unsafe { moa_cuda_create(&raw const options, &raw mut kernels, error) });
+        let expected = format!("`archive_bytes` is {archive_bytes}, and the most are {}", isize::MAX);
+        assert_eq!((found, kernels.is_null()), (refused(&expected), true));
+    }
+}
+
+#[test]
 fn a_text_ends_inside_its_buffer_with_a_whole_character() {
     for length in [ERROR_BYTES - 2, ERROR_BYTES - 1, ERROR_BYTES, 2 * ERROR_BYTES] {
         let text = format!("{}é\0", "a".repeat(length - 2));
         // SAFETY: `said` passes an error of its own.
-        let (_, found) = said(|error| unsafe { answer(error, || Err(Failure::argument(text.clone()))) });
+        let (_, found) = said(|error| unsafe { answer(error, Err(Failure::argument(text.clone()))) });
         let whole = text.replace('\0', " ");
         assert!(whole.starts_with(&found) && found.len() >= whole.len().min(ERROR_BYTES - 2), "{length}: {found}");
     }
     // SAFETY: a caller who wants no text.
-    assert_eq!(unsafe { answer(null_mut(), || panic!("a\0b")) }, Code::Internal as i32);
+    assert_eq!(unsafe { answer(null_mut(), catch(|| panic!("a\0b"))) }, Code::Internal as i32);
 }
 
 #[test]
