@@ -6,6 +6,30 @@ namespace moa::engine {
 
 namespace {
 
+// What is put on a stream goes into a graph while this is there; the stream leaves the capture with it in any case.
+class Capture {
+public:
+    explicit Capture(const Stream &stream) : stream_(stream) { stream_.begin_capture(); }
+    ~Capture() {
+        if (!is_open_) return;
+        try {
+            const Graph unused(stream_.end_capture());
+        } catch (...) {
+        }
+    }
+    Capture(const Capture &) = delete;
+    Capture &operator=(const Capture &) = delete;
+
+    std::unique_ptr<Graph> end() {
+        is_open_ = false;
+        return std::make_unique<Graph>(stream_.end_capture());
+    }
+
+private:
+    const Stream &stream_;
+    bool is_open_ = true;
+};
+
 // Whether every size is within the range of the profile, and which is not.
 void check_range(const Tensor &tensor, const moa_trt_shape &shape, std::uint32_t profile, const moa_trt_range &range) {
     bool fits = shape.rank == tensor.shape.rank;
@@ -226,19 +250,10 @@ void Running::download(const char *name, void *values, std::uint64_t bytes) {
 }
 
 std::unique_ptr<Graph> Running::captured() {
-    parts_->stream.begin_capture();
+    Capture capture(parts_->stream);
     try {
         enqueue();
-    } catch (const Error &error) {
-        // The stream has to leave the capture in any case.
-        try {
-            const Graph unused(parts_->stream.end_capture());
-        } catch (const Error &) {
-        }
-        throw Error(MOA_TRT_UNSUPPORTED, std::string("the engine cannot be captured into a CUDA graph: ") + error.what());
-    }
-    try {
-        return std::make_unique<Graph>(parts_->stream.end_capture());
+        return capture.end();
     } catch (const Error &error) {
         throw Error(MOA_TRT_UNSUPPORTED, std::string("the engine cannot be captured into a CUDA graph: ") + error.what());
     }
