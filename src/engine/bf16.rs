@@ -75,7 +75,8 @@ pub(super) fn cast_edges(node: &mut NodeProto, operator: &Operator, casts: &mut 
     [before, after]
 }
 
-fn cast(from: &str, to: &str, kind: DataType) -> NodeProto {
+/// A node that makes `to`, of the type `kind`, of the value `from`.
+pub(super) fn cast(from: &str, to: &str, kind: DataType) -> NodeProto {
     NodeProto {
         name: format!("cast.{to}"),
         op_type: "Cast".into(),

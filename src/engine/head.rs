@@ -2,7 +2,8 @@
 
 use moa_schema::{LM_HEAD, lm_head};
 
-use crate::onnx::proto::{AttributeProto, NodeProto, tensor_proto::DataType};
+use super::bf16::cast;
+use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
 
 /// Whether `node`, which is of our domain, is a head with a matrix of floats.
 pub(super) fn is_of_floats(node: &NodeProto) -> bool {
@@ -13,14 +14,7 @@ pub(super) fn is_of_floats(node: &NodeProto) -> bool {
 pub(super) fn as_matmul(head: NodeProto) -> [NodeProto; 2] {
     let matrix = head.input.get(lm_head::OUTPUT_WEIGHT).cloned().unwrap_or_default();
     let wide = format!("{matrix}.f32");
-    let cast = NodeProto {
-        name: format!("cast.{wide}"),
-        op_type: "Cast".into(),
-        input: vec![matrix],
-        output: vec![wide.clone()],
-        attribute: vec![AttributeProto::int("to", DataType::Float as i64)],
-        ..NodeProto::default()
-    };
+    let cast = cast(&matrix, &wide, DataType::Float);
     let rows = head.input.into_iter().take(1);
     let product = NodeProto {
         name: head.name,

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use moa_schema::{ACCURACY_LEVEL, DOMAIN};
 use prost::bytes::Bytes;
 
+use super::nodes::{called, name, nodes};
 use crate::onnx::{
     proto::{AttributeProto, ModelProto, NodeProto, TensorProto, tensor_proto::DataType},
     read::inline_bytes,
@@ -17,8 +18,7 @@ use crate::onnx::{
 /// The first number of a node of `found`, the bodies of its operators included, that the node of `expected` with the
 /// same output has otherwise.
 pub(super) fn other_value(found: &ModelProto, expected: &ModelProto) -> Option<String> {
-    let nodes = |model: &'_ ModelProto| model.graph.as_ref().map_or_else(Vec::new, |graph| graph.node.clone());
-    let in_graph = other_of(&nodes(found), &nodes(expected));
+    let in_graph = other_of(nodes(found), nodes(expected));
     in_graph.or_else(|| {
         found.functions.iter().find_map(|function| {
             let is_same = |other: &&_| name(other) == name(function);
@@ -29,18 +29,13 @@ pub(super) fn other_value(found: &ModelProto, expected: &ModelProto) -> Option<S
     })
 }
 
-fn name(function: &crate::onnx::proto::FunctionProto) -> (&str, &str) {
-    (&function.domain, &function.name)
-}
-
 fn other_of(found: &[NodeProto], expected: &[NodeProto]) -> Option<String> {
     let by_output: BTreeMap<_, _> = expected.iter().filter_map(|node| Some((node.output.first()?, node))).collect();
     found.iter().find_map(|node| {
         let other = by_output.get(node.output.first()?)?;
         let is_same = node.op_type == other.op_type && node.domain == other.domain;
         let value = is_same.then(|| other_attribute(node, other)).flatten()?;
-        let called = if node.name.is_empty() { &node.op_type } else { &node.name };
-        Some(format!("{value} in node \"{called}\""))
+        Some(format!("{value} in node \"{}\"", called(node)))
     })
 }
 

@@ -43,7 +43,7 @@ impl NodeAudit {
     }
 }
 
-fn nodes(model: &ModelProto) -> &[NodeProto] {
+pub(super) fn nodes(model: &ModelProto) -> &[NodeProto] {
     model.graph.as_ref().map_or(&[], |graph| &graph.node)
 }
 
@@ -89,7 +89,7 @@ fn other_order(found: &ModelProto, expected: &ModelProto) -> Option<String> {
     other("input", |graph| &graph.input).or_else(|| other("output", |graph| &graph.output))
 }
 
-fn name(function: &FunctionProto) -> (&str, &str) {
+pub(super) fn name(function: &FunctionProto) -> (&str, &str) {
     (&function.domain, &function.name)
 }
 
@@ -120,6 +120,10 @@ fn first_node(found: &[NodeProto], expected: &[NodeProto]) -> Option<String> {
     };
     let first = found.iter().zip(expected).take_while(same).count();
     let node = found.get(first).or_else(|| expected.get(first))?;
-    let called = if node.name.is_empty() { &node.op_type } else { &node.name };
-    Some(format!("node {first}, \"{called}\","))
+    Some(format!("node {first}, \"{}\",", called(node)))
+}
+
+/// The name of a node, or its operator where it has none.
+pub(super) fn called(node: &NodeProto) -> &str {
+    if node.name.is_empty() { &node.op_type } else { &node.name }
 }

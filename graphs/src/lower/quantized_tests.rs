@@ -1,4 +1,4 @@
-//! Models whose matrices are integers.
+//! Models whose matrices are integers, and heads in bf16.
 
 use std::collections::BTreeMap;
 
