@@ -227,6 +227,16 @@ pub fn import(checkpoint: &Checkpoint, gate_mode: Option<GateMode>) -> Result<Mo
     families::import(checkpoint.config(), checkpoint, ImportOptions { gate_mode })
 }
 
+/// SHA-256 of what was trained, as [`ExportReport::source_sha256`] of an export of `checkpoint` has it.
+///
+/// # Errors
+///
+/// Where it makes no model of a supported family, and where a weight cannot be read.
+pub fn source_sha256(checkpoint: &Checkpoint) -> Result<String, ExportError> {
+    let model = import(checkpoint, None)?;
+    source_hash::hash(&model, &mut |_| true)?.ok_or(ExportError::Cancelled)
+}
+
 /// Exports `checkpoint` to `out`: a model file, or a folder that holds one or several.
 ///
 /// # Errors

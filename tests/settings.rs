@@ -51,7 +51,7 @@ fn verified(export: &TempDir, checkpoint: &Path) -> Verification {
             .flatten()
             .collect();
     let checkpoint = Checkpoint::open(checkpoint, None).unwrap();
-    verify(&export.path().join("out"), &checkpoint, &backends, VerifyOptions::default()).unwrap()
+    verify(&export.path().join("out"), &checkpoint, &backends, &VerifyOptions::default()).unwrap()
 }
 
 #[test]

@@ -66,6 +66,15 @@ pub trait Backend {
     /// Name on the command line and in reports.
     fn name(&self) -> &'static str;
 
+    /// Looks whether what the backend needs for `model` is there, such as libraries and bodies, without loading it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::load`], as far as that can be told before.
+    fn probe(&self, _model: &OnnxFile) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Prepares a model to run.
     ///
     /// # Errors

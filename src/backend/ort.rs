@@ -90,12 +90,18 @@ impl OrtBackend {
         Ok(builder)
     }
 
-    /// The runtime's session for `model`; it records every node where `profile` names the start of a file name.
-    pub(super) fn session(&self, model: &OnnxFile, profile: Option<&Path>) -> Result<Session, BackendError> {
+    /// The runtime, and what builds a session for `model` with the libraries that it needs.
+    fn start(&self, model: &OnnxFile) -> Result<(OrtRuntime, SessionBuilder), BackendError> {
         let of_model = |error: BackendError| error.with_use(use_by(model));
         let library = self.library(model).map_err(of_model)?;
         let runtime = load_onnxruntime()?;
-        let mut builder = self.builder(&runtime, library.as_deref()).map_err(of_model)?;
+        let builder = self.builder(&runtime, library.as_deref()).map_err(of_model)?;
+        Ok((runtime, builder))
+    }
+
+    /// The runtime's session for `model`; it records every node where `profile` names the start of a file name.
+    pub(super) fn session(&self, model: &OnnxFile, profile: Option<&Path>) -> Result<Session, BackendError> {
+        let (runtime, mut builder) = self.start(model)?;
         if let Some(profile) = profile {
             builder = builder.with_profiling(profile).map_err(|error| self.failed("start a profile", &error))?;
         }
@@ -125,6 +131,10 @@ impl Backend for OrtBackend {
 
     fn computes_bodies(&self) -> bool {
         matches!(self.operators, OrtOperators::Functions)
+    }
+
+    fn probe(&self, model: &OnnxFile) -> Result<(), BackendError> {
+        guarded(self.name(), "load its libraries", || self.start(model).map(|_| ()))
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {

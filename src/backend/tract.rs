@@ -36,7 +36,7 @@ impl Backend for TractBackend {
         true
     }
 
-    fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
+    fn probe(&self, model: &OnnxFile) -> Result<(), BackendError> {
         let missing = operators::without_body(model.model());
         if !missing.is_empty() {
             return Err(BackendError::Unsupported {
@@ -53,6 +53,11 @@ impl Backend for TractBackend {
                 help: Some("export with --dtype fp32, --dtype fp16 or --dtype int8"),
             });
         }
+        Ok(())
+    }
+
+    fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
+        self.probe(model)?;
         let runner = guarded(names::TRACT, "load the model", || TractRunner::new(model))?;
         Ok(Box::new(runner))
     }

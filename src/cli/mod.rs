@@ -27,6 +27,7 @@ mod profile_args;
 mod profile_inputs;
 mod profile_report;
 mod progress;
+mod receipt;
 mod run;
 mod shape_args;
 mod shell;
@@ -34,6 +35,7 @@ mod signals;
 mod table;
 mod tensorrt_args;
 mod verify;
+mod verify_receipt;
 mod verify_report;
 
 use std::{

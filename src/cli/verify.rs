@@ -16,6 +16,7 @@ use super::{
     progress::VerifyProgress,
     run::{BackendOptions, backends, check_ort_options},
     table::table,
+    verify_receipt::{FORMAT, Receipt},
     verify_report,
 };
 use crate::{
@@ -61,32 +62,37 @@ pub(super) fn verify(
         tensorrt: arguments.tensorrt.options(verified_ranges()),
     };
     let backends = backends(chosen, &backend_options)?;
-    let options = VerifyOptions {
-        tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
-        seed: arguments.seed,
-    };
-    let report_file = OutputFile::of_option(arguments.json.as_deref(), arguments.force)?;
-    let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
-    let progress = VerifyProgress::new();
-    let result = verify_watched(&arguments.model, checkpoint, &backends, options, &progress);
-    drop(progress);
-    let result = result?;
-    let printed = print_result(&match (&arguments.json, &report_file) {
-        (Some(_), None) => format!("{:#}\n", merged(exported, json(&result))),
-        _ => text(arguments, &result),
-    });
-    let page = page.map(|page| page.fill(verify_report::page(arguments, &result).to_html()));
-    let file = report_file.map(|file| file.fill(format!("{:#}\n", json(&result))));
-    let written = commit_all([page, file], ending);
-    printed.and(written)?;
-    let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
-    let has_option = |report: &BackendReport| match report.backend.as_str() {
+    let is_given = |name: &str| match name {
         names::ORT => arguments.library.is_some(),
         names::TENSORRT => arguments.tensorrt.plan.is_some(),
         _ => false,
     };
+    let names = backends.iter().map(|backend| backend.name());
+    let options = VerifyOptions {
+        tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
+        seed: arguments.seed,
+        required: names.filter(|name| named || is_given(name)).map(str::to_owned).collect(),
+    };
+    let report_file = OutputFile::of_option(arguments.json.as_deref(), arguments.force)?;
+    let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
+    let progress = VerifyProgress::new();
+    let result = verify_watched(&arguments.model, checkpoint, &backends, &options, &progress);
+    drop(progress);
+    let result = result?;
+    let is_kept = arguments.json.is_some() || arguments.report.is_some();
+    let receipt = is_kept.then(|| Receipt::new(arguments, checkpoint, &backends, &result)).transpose()?;
+    let printed = print_result(&match (&arguments.json, &report_file) {
+        (Some(_), None) => format!("{:#}\n", merged(exported, json(&result, receipt.as_ref()))),
+        _ => text(arguments, &result),
+    });
+    let page = page.map(|page| page.fill(verify_report::page(arguments, &result, receipt.as_ref()).to_html()));
+    let file = report_file.map(|file| file.fill(format!("{:#}\n", json(&result, receipt.as_ref()))));
+    let written = commit_all([page, file], ending);
+    printed.and(written)?;
+    let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
     let is_asked_for = |report: &BackendReport| report.skipped.as_ref().is_some_and(|skip| skip.is_asked_for);
-    let must_run = |report: &BackendReport| named || all_unused || has_option(report) || is_asked_for(report);
+    let must_run =
+        |report: &BackendReport| all_unused || options.required.contains(&report.backend) || is_asked_for(report);
     let unused = |report| must_run(report).then_some(report).and_then(unused_backend);
     if result.differs() {
         return Ok(ExitCode::FAILURE);
@@ -119,9 +125,11 @@ fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
     }
 }
 
-fn json(result: &Verification) -> Value {
+fn json(result: &Verification, receipt: Option<&Receipt>) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or_default();
     if let Some(object) = value.as_object_mut() {
+        object.insert("format".into(), FORMAT.into());
+        object.insert("receipt".into(), serde_json::to_value(receipt).unwrap_or_default());
         object.insert("passed".into(), result.passed().into());
         object.insert("not_compared".into(), result.not_compared().into());
         object.insert("graph_changed".into(), result.graph_changed().into());
@@ -156,6 +164,7 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     for audit in &result.audits {
         text.push_str(&audit_line(audit));
     }
+    text.extend(origin(result).map(|line| format!("{line}\n")));
     text.push('\n');
     let header = ["backend", "graph", "runs", "values", "same experts", "max |diff|", "tolerance", "verdict"];
     let rows: Vec<_> = result.backends.iter().flat_map(backend_rows).collect();
@@ -251,9 +260,6 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
     if let Some(more) = weights.fault_count.checked_sub(weights.faults.len()).filter(|more| *more > 0) {
         text.push_str(&format!("  and {more} more\n"));
     }
-    if 2 * weights.fault_count > weights.tensors {
-        text.push_str("  most constants differ: this may be an export of another checkpoint\n");
-    }
     match &audit.nodes {
         Some(NodeAudit { nodes, difference: None, .. }) => {
             text.push_str(&format!("graph of {name}: {nodes} nodes are those that the checkpoint gives\n"));
@@ -269,6 +275,24 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
     let faults = audit.nodes.iter().flat_map(|nodes| nodes.order.iter().chain(&nodes.value));
     text.extend(faults.map(|fault| format!("graph of {name}: FAULT, {fault}\n")));
     text
+}
+
+/// Where constants that differ may come from.
+pub(super) fn origin(result: &Verification) -> Option<&'static str> {
+    let most_differ = |audit: &FileAudit| match &audit.constants {
+        Constants::Compared(weights) => 2 * weights.fault_count > weights.tensors,
+        Constants::Skipped(_) => false,
+    };
+    match result.of_other_weights {
+        Some(true) => {
+            Some("the export was made from another checkpoint: moa.source.sha256 is not the hash of this one")
+        }
+        Some(false) => Some("the export was made from this checkpoint, and its file was changed since"),
+        None if result.audits.iter().any(most_differ) => {
+            Some("most constants differ: this may be an export of another checkpoint")
+        }
+        None => None,
+    }
 }
 
 fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {

@@ -2,14 +2,16 @@
 
 use super::{
     args::VerifyArguments,
-    verify::{audit_line, details, left_out, rounding_costs, tolerance, verified},
+    receipt::{fact, file_fact, utc},
+    verify::{audit_line, details, left_out, origin, rounding_costs, tolerance, verified},
+    verify_receipt::Receipt,
 };
 use crate::{
     parity::{BackendReport, Constants, Difference, FileAudit, GraphReport, NodeAudit, Verification},
     report::{Axis, Bars, Cell, Column, Report, Section, Status, Table},
 };
 
-pub(super) fn page(arguments: &VerifyArguments, result: &Verification) -> Report {
+pub(super) fn page(arguments: &VerifyArguments, result: &Verification, receipt: Option<&Receipt>) -> Report {
     let subtitle = format!("{} compared with {}", arguments.model.display(), arguments.checkpoint.display());
     let mut report = Report::new("Verification", subtitle);
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
@@ -34,7 +36,25 @@ pub(super) fn page(arguments: &VerifyArguments, result: &Verification) -> Report
             });
         }
     }
+    if let Some(receipt) = receipt {
+        report.section("Receipt").facts(facts(receipt));
+    }
     report
+}
+
+/// The receipt, as a list.
+fn facts(receipt: &Receipt) -> Vec<(String, String)> {
+    let threads = receipt.threads.map_or_else(|| "as many as ONNX Runtime chooses".into(), |count| count.to_string());
+    let mut facts = vec![
+        ("Processor".to_owned(), receipt.cpu.clone().unwrap_or_else(|| "unknown".into())),
+        ("Threads".into(), threads),
+        ("Seed of the inputs".into(), receipt.seed.to_string()),
+        ("Time".into(), utc(receipt.unix_time)),
+    ];
+    facts.extend(receipt.runtimes.iter().map(fact));
+    facts.extend(receipt.files.iter().map(|file| (file.file.clone(), file_fact(file))));
+    facts.push(("Weights of the checkpoint".into(), format!("sha256 {}", receipt.checkpoint_sha256)));
+    facts
 }
 
 fn graphs(result: &Verification) -> impl Iterator<Item = (&BackendReport, &GraphReport)> {
@@ -46,7 +66,6 @@ fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verificati
         vec![("family", result.family.clone()), ("form", result.form.clone()), ("dtype", result.dtype.clone())];
     let replaced = result.gate_mode.as_ref().map(|mode| format!("{mode}, in place of the family's"));
     facts.push(("gates", replaced.unwrap_or_else(|| "of the family".into())));
-    facts.push(("seed of the inputs", arguments.seed.to_string()));
     for (name, value) in [("absolute tolerance", arguments.atol), ("relative tolerance", arguments.rtol)] {
         facts.extend(value.map(|value| (name, value.to_string())));
     }
@@ -108,6 +127,9 @@ fn constants(section: &mut Section, result: &Verification) {
         audit_line(audit).lines().for_each(|line| {
             section.paragraph(line.trim());
         });
+    }
+    if let Some(line) = origin(result) {
+        section.paragraph(line);
     }
 }
 

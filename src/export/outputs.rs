@@ -78,7 +78,11 @@ impl<'a> Outputs<'a> {
         let watch = self.watch;
         thread::scope(|scope| {
             let mut leader = Leader::of(&pace);
-            let hashed = thread::Builder::new().spawn_scoped(scope, || hash(model, &mut Follower::of(&pace, watch)));
+            let hashed = || {
+                let mut follower = Follower::of(&pace, watch);
+                hash(model, &mut |bytes| follower.may_read(bytes))
+            };
+            let hashing = thread::Builder::new().spawn_scoped(scope, hashed);
             let encoded: Result<Vec<_>, _> = iter::zip(&plan.files, graphs)
                 .map(|(file, graph)| match &file.data {
                     Some(location) => self.write_data(location, graph, opset, &mut leader),
@@ -87,11 +91,11 @@ impl<'a> Outputs<'a> {
                 .collect();
             let encoded = encoded?;
             leader.finish();
-            let hashed = match hashed {
+            let hash = match hashing {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                Err(_no_thread) => hash(model, &mut Follower::of(&pace, watch)),
+                Err(_no_thread) => hashed(),
             };
-            Ok((encoded, hashed?.ok_or(ExportError::Cancelled)?))
+            Ok((encoded, hash?.ok_or(ExportError::Cancelled)?))
         })
     }
 

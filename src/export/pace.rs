@@ -82,12 +82,11 @@ pub(super) struct Follower<'a> {
     pace: &'a Pace,
     watch: &'a dyn Watch,
     read: u64,
-    ended: bool,
 }
 
 impl<'a> Follower<'a> {
     pub(super) const fn of(pace: &'a Pace, watch: &'a dyn Watch) -> Self {
-        Self { pace, watch, read: 0, ended: false }
+        Self { pace, watch, read: 0 }
     }
 
     /// Waits until `bytes` more bytes may be read; `false` where there is no need to read anything more.
@@ -96,21 +95,14 @@ impl<'a> Follower<'a> {
         self.read += bytes;
         loop {
             match *limit {
-                _ if self.watch.is_cancelled() => self.ended = true,
-                Limit::Ended => self.ended = true,
+                _ if self.watch.is_cancelled() => return false,
+                Limit::Ended => return false,
                 Limit::Bytes(most) if self.read > most => {
                     limit = self.pace.changed.wait(limit).unwrap_or_else(PoisonError::into_inner);
-                    continue;
                 }
-                Limit::Bytes(_) | Limit::None => {}
+                Limit::Bytes(_) | Limit::None => return true,
             }
-            return !self.ended;
         }
-    }
-
-    /// Whether the reader shall end.
-    pub(super) const fn is_ended(&self) -> bool {
-        self.ended
     }
 }
 
@@ -160,7 +152,6 @@ mod tests {
         assert!(follower.may_read(1));
         drop(Leader::of(&pace));
         assert!(!follower.may_read(1));
-        assert!(follower.is_ended());
         let pace = Pace::new(1, 1);
         assert!(!Follower::of(&pace, &Cancelled).may_read(1));
     }

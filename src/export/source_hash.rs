@@ -5,16 +5,15 @@ use std::ops::ControlFlow;
 use moa_graphs::{WeightError, model::Model};
 use sha2::{Digest, Sha256};
 
-use super::pace::Follower;
 use crate::digest::hexadecimal;
 
 /// SHA-256, in hexadecimal, of what was trained: for every weight of the model, in the order of its
 /// structure, rank, dimensions (64 bits each, little-endian), name of the stored type and stored bytes. `None` where
-/// `follower` was told to end.
+/// `may_read`, which is told of every block that comes, said no.
 ///
 /// The same weights give the same hash whatever file format, sharding or aliases they were stored with.
-pub(super) fn hash(model: &Model, follower: &mut Follower<'_>) -> Result<Option<String>, WeightError> {
-    let mut hash = Sha256::new();
+pub(super) fn hash(model: &Model, may_read: &mut dyn FnMut(u64) -> bool) -> Result<Option<String>, WeightError> {
+    let (mut hash, mut ended) = (Sha256::new(), false);
     for weight in model.weights() {
         let shape = weight.shape();
         hash.update((shape.len() as u64).to_le_bytes());
@@ -23,13 +22,14 @@ pub(super) fn hash(model: &Model, follower: &mut Follower<'_>) -> Result<Option<
         }
         hash.update(weight.stored_type());
         weight.read_bytes(&mut |block| {
-            if !follower.may_read(block.len() as u64) {
+            if !may_read(block.len() as u64) {
+                ended = true;
                 return ControlFlow::Break(());
             }
             hash.update(block);
             ControlFlow::Continue(())
         })?;
-        if follower.is_ended() {
+        if ended {
             return Ok(None);
         }
     }
@@ -52,7 +52,7 @@ mod tests {
         checkpoint::read_config,
         export::{
             Watch,
-            pace::{Leader, Pace},
+            pace::{Follower, Leader, Pace},
         },
     };
 
@@ -78,7 +78,8 @@ mod tests {
         Leader::of(&pace).finish();
         for most in [0, 1, 2] {
             let watch = Patience { asked: AtomicUsize::new(0), most };
-            assert!(hash(&model, &mut Follower::of(&pace, &watch)).unwrap().is_none());
+            let mut follower = Follower::of(&pace, &watch);
+            assert!(hash(&model, &mut |bytes| follower.may_read(bytes)).unwrap().is_none());
             assert_eq!(watch.asked.into_inner(), most + 1, "nothing is read behind that");
         }
     }

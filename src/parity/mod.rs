@@ -9,6 +9,8 @@
 mod agreement;
 mod cases;
 mod compare;
+mod error;
+mod files;
 mod graph_check;
 mod instrument;
 mod journey;
@@ -24,12 +26,13 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Options, WeightError, model::Model};
+use moa_graphs::{Options, model::Model};
 use moa_schema::FloatType;
 
 pub use agreement::{Agreement, Expected, Yardstick, choices_of};
 pub use cases::{MOST_ROWS, MOST_TOKENS};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
+pub use error::VerifyError;
 pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
 pub use nodes::NodeAudit;
@@ -42,21 +45,23 @@ use crate::{
     backend::{Backend, BackendError, BackendErrorKind},
     checkpoint::Checkpoint,
     export::{ExportError, import},
-    file_names::{DECODER, ENCODER, MODEL, graph_file},
     metadata,
-    onnx::{OnnxFile, ReadError, read_model, weight_bytes},
+    onnx::{OnnxFile, weight_bytes},
     reference::{Factors, Part, Reference},
 };
+use files::Files;
 use graph_check::{GraphCheck, Truth};
-use settings::{Settings, check_part, may_round_products};
+use settings::{Settings, may_round_products};
 
 /// What the user may say about a verification.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct VerifyOptions {
     /// Replaces the derived tolerance.
     pub tolerance: ToleranceOptions,
     /// Seed of the inputs.
     pub seed: u64,
+    /// Names of backends that are not skipped: where one cannot be used, nothing is verified.
+    pub required: Vec<String>,
 }
 
 /// What a verification does next.
@@ -95,71 +100,6 @@ pub trait Watch {
 struct Unwatched;
 
 impl Watch for Unwatched {}
-
-/// Why nothing could be compared.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum VerifyError {
-    /// Checkpoint or model cannot be had.
-    #[error(transparent)]
-    Export(#[from] ExportError),
-    /// An exported file cannot be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// A weight of the checkpoint cannot be read.
-    #[error(transparent)]
-    Weight(#[from] WeightError),
-    /// A constant of a file cannot be compared.
-    #[error(transparent)]
-    Audit(#[from] AuditError),
-    /// The folder lacks a graph of the family.
-    #[error("{} is missing", .path.display())]
-    MissingGraph {
-        /// The file.
-        path: PathBuf,
-    },
-    /// One file of several was given.
-    #[error("{} is one file of a {family} export", .path.display())]
-    NeedsFolder {
-        /// The file.
-        path: PathBuf,
-        /// What the checkpoint says.
-        family: String,
-    },
-    /// The file was exported from another checkpoint's family.
-    #[error("{} holds a {found} graph, the checkpoint is a {expected} model", .path.display())]
-    WrongFamily {
-        /// The file.
-        path: PathBuf,
-        /// What it says.
-        found: String,
-        /// What the checkpoint says.
-        expected: String,
-    },
-    /// What a file says of its export is none of the words for it.
-    #[error("{graph}: metadata \"{key}\" says {found:?}, a value that moa-export does not write")]
-    Metadata {
-        /// File name.
-        graph: String,
-        /// The key.
-        key: &'static str,
-        /// What it says.
-        found: String,
-    },
-    /// Two files of one export say different things of it.
-    #[error("metadata \"{key}\" of {first} and {second} are different, and an export has the same in all its files")]
-    Contradiction {
-        /// The key.
-        key: &'static str,
-        /// File name.
-        first: String,
-        /// File name.
-        second: String,
-    },
-    /// What the user gave a backend, such as a plan, does not serve: nothing was verified.
-    #[error(transparent)]
-    Given(BackendError),
-}
 
 /// Outcome on one backend.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -229,6 +169,12 @@ pub struct FileAudit {
     pub nodes: Option<NodeAudit>,
 }
 
+impl FileAudit {
+    fn has_faults(&self) -> bool {
+        matches!(&self.constants, Constants::Compared(weights) if !weights.passed())
+    }
+}
+
 /// What became of the audit of a file.
 #[derive(Debug, Clone, serde::Serialize)]
 pub enum Constants {
@@ -251,19 +197,18 @@ pub struct Verification {
     pub dtype: String,
     /// Gate mode that the export has in place of the family's, if it has.
     pub gate_mode: Option<String>,
+    /// Files of the export, those of its data included.
+    #[serde(skip)]
+    pub files: Vec<PathBuf>,
+    /// Whether the export says that it was made from other weights than the checkpoint holds, where it says so and a
+    /// constant differs.
+    pub of_other_weights: Option<bool>,
     /// Constants per file.
     pub audits: Vec<FileAudit>,
     /// Runs per backend.
     pub backends: Vec<BackendReport>,
     /// What weights of integers change, for each graph that a backend ran to the end; empty where no weights are such.
     pub rounding_cost: Vec<RoundingCost>,
-}
-
-/// The files of one export.
-struct Files {
-    /// Each graph with its part; the encoder before the decoder.
-    graphs: Vec<(Part, OnnxFile)>,
-    settings: Settings,
 }
 
 /// Compares the export at `path` with `checkpoint` on `backends`.
@@ -277,7 +222,7 @@ pub fn verify(
     path: &Path,
     checkpoint: &Checkpoint,
     backends: &[Box<dyn Backend>],
-    options: VerifyOptions,
+    options: &VerifyOptions,
 ) -> Result<Verification, VerifyError> {
     verify_watched(path, checkpoint, backends, options, &Unwatched)
 }
@@ -291,12 +236,15 @@ pub fn verify_watched(
     path: &Path,
     checkpoint: &Checkpoint,
     backends: &[Box<dyn Backend>],
-    options: VerifyOptions,
+    options: &VerifyOptions,
     watch: &dyn Watch,
 ) -> Result<Verification, VerifyError> {
     let family = checkpoint.config().model_type().to_owned();
     let probe = import(checkpoint, None).map_err(ExportError::from)?;
     let files = Files::open(path, &family, &probe)?;
+    for backend in backends.iter().filter(|backend| options.required.iter().any(|name| name == backend.name())) {
+        files.graphs.iter().try_for_each(|(_, file)| must_be_there(backend.as_ref(), file))?;
+    }
     let Settings { gate_mode, form, is_stated, precision, .. } = files.settings;
     let model = match gate_mode {
         Some(_) => import(checkpoint, gate_mode).map_err(ExportError::from)?,
@@ -305,6 +253,10 @@ pub fn verify_watched(
     watch.begin(Step::Checkpoint);
     let reference = Reference::stored_as(&model, precision)?;
     let audits = audit(&files, &model, watch)?;
+    let of_other_weights = match audits.iter().any(FileAudit::has_faults) {
+        true => files.is_of_other_weights(checkpoint)?,
+        false => None,
+    };
     let (mut reports, mut count) = (Vec::new(), None);
     let (mut trained, mut rounding_cost): (_, Vec<RoundingCost>) = (None, Vec::new());
     for backend in backends {
@@ -334,60 +286,12 @@ pub fn verify_watched(
         form: if is_known { form.as_str() } else { "unknown" }.into(),
         dtype: precision.as_str().into(),
         gate_mode: gate_mode.map(|mode| mode.as_str().into()),
+        files: files.paths(),
+        of_other_weights,
         audits,
         backends: reports,
         rounding_cost,
     })
-}
-
-impl Files {
-    fn open(path: &Path, family: &str, model: &Model) -> Result<Self, VerifyError> {
-        if matches!(path.try_exists(), Ok(false)) {
-            return Err(VerifyError::MissingGraph { path: path.into() });
-        }
-        let is_folder = path.is_dir();
-        if !is_folder && matches!(model, Model::EncoderDecoder(_)) {
-            open_graph(path.into(), family)?;
-            return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });
-        }
-        let parts: &[(Part, &str)] = match model {
-            Model::EncoderDecoder(_) => &[(Part::Encoder, ENCODER), (Part::Decoder, DECODER)],
-            _ => &[(Part::Model, MODEL)],
-        };
-        let mut graphs = Vec::new();
-        for (part, stem) in parts {
-            let path = match is_folder {
-                true => graph_in(path, stem, family)?,
-                false => path.to_path_buf(),
-            };
-            let file = open_graph(path, family)?;
-            check_part(&file, stem)?;
-            graphs.push((*part, file));
-        }
-        let settings = Settings::of(&graphs.iter().map(|(_, file)| file).collect::<Vec<_>>())?;
-        Ok(Self { graphs, settings })
-    }
-}
-
-/// The graph `stem` of a folder; where there is none, the graph of another family says so.
-fn graph_in(folder: &Path, stem: &str, family: &str) -> Result<PathBuf, VerifyError> {
-    let path = folder.join(graph_file(stem));
-    let other = [ENCODER, MODEL].map(|stem| folder.join(graph_file(stem))).into_iter().find(|path| path.exists());
-    if let Some(other) = other.filter(|_| !path.exists()) {
-        open_graph(other, family)?;
-    }
-    Ok(path)
-}
-
-fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
-    if matches!(path.try_exists(), Ok(false)) {
-        return Err(VerifyError::MissingGraph { path });
-    }
-    let file = read_model(&path)?;
-    match file.metadata(metadata::FAMILY).filter(|found| *found != family) {
-        Some(found) => Err(VerifyError::WrongFamily { path, found: found.into(), expected: family.into() }),
-        None => Ok(file),
-    }
 }
 
 /// Constants and nodes of every file. Where the files do not say their form and the nodes are not those of the form
@@ -415,6 +319,13 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
         audits.push(FileAudit { graph: file.name(), constants, nodes: Some(nodes) });
     }
     Ok(audits)
+}
+
+fn must_be_there(backend: &dyn Backend, file: &OnnxFile) -> Result<(), VerifyError> {
+    backend.probe(file).map_err(|error| match error.is_given() {
+        true => VerifyError::Given(error),
+        false => VerifyError::Missing { backend: backend.name(), source: error },
+    })
 }
 
 fn run_backend(

@@ -42,3 +42,4 @@ mod tensorrt_profiles;
 mod threads;
 mod usage;
 mod verify;
+mod verify_receipt;

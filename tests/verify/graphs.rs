@@ -182,7 +182,7 @@ fn metadata_that_no_export_has_are_refused() {
         let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
         model.metadata_props.iter_mut().find(|entry| entry.key == key).unwrap().value = "banana".into();
         std::fs::write(&path, model.encode_to_vec()).unwrap();
-        let error = verify(&out, &checkpoint("mlm"), &backends(), VerifyOptions::default()).unwrap_err().to_string();
+        let error = verify(&out, &checkpoint("mlm"), &backends(), &VerifyOptions::default()).unwrap_err().to_string();
         assert!(error.contains("model.onnx") && error.contains(key) && error.contains("banana"), "{error}");
     }
 }
@@ -197,7 +197,7 @@ fn files_of_one_export_say_the_same() {
     let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
     model.metadata_props.iter_mut().find(|entry| entry.key == metadata::DTYPE).unwrap().value = "fp16".into();
     std::fs::write(&path, model.encode_to_vec()).unwrap();
-    let error = verify(&out, &checkpoint("nmt"), &backends(), VerifyOptions::default()).unwrap_err().to_string();
+    let error = verify(&out, &checkpoint("nmt"), &backends(), &VerifyOptions::default()).unwrap_err().to_string();
     let expected = "metadata \"moa.dtype\" of encoder_model.onnx and decoder_model.onnx are different";
     assert!(error.starts_with(expected), "{error}");
 }

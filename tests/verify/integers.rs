@@ -58,7 +58,7 @@ fn layers_of_integers_pass_and_changed_integers_and_scales_are_found() {
                 assert_eq!(named().count(), matrices, "{case}: {ending}");
                 assert!(named().all(|weight| weight.data_type == kind as i32), "{case}: {ending}");
             }
-            let verified = |on: &[Box<dyn Backend>]| verify(&out, &checkpoint, on, VerifyOptions::default()).unwrap();
+            let verified = |on: &[Box<dyn Backend>]| verify(&out, &checkpoint, on, &VerifyOptions::default()).unwrap();
             let result = verified(&backends());
             assert!(result.passed() && result.dtype == name, "{case}: {result:?}");
             let [cost] = result.rounding_cost.as_slice() else { panic!("{:?}", result.rounding_cost) };

@@ -55,7 +55,7 @@ fn last_logits(form: Form) -> ExportOptions {
 }
 
 fn check(path: &Path, folder: &str) -> Verification {
-    verify(path, &checkpoint(folder), &backends(), VerifyOptions::default()).unwrap()
+    verify(path, &checkpoint(folder), &backends(), &VerifyOptions::default()).unwrap()
 }
 
 /// Exports, applies `fault` to the file `name`, and verifies.
@@ -137,7 +137,7 @@ fn layers_of_one_constant_pass_and_a_fault_in_them_is_seen() {
         constant_layer(&sound, value, |_, _| {});
         let open = |folder: &Path| Checkpoint::open(folder, None).unwrap();
         export(&open(&sound), &out, &options(Form::Function)).unwrap();
-        let verified = |folder: &Path| verify(&out, &open(folder), &backends(), VerifyOptions::default()).unwrap();
+        let verified = |folder: &Path| verify(&out, &open(folder), &backends(), &VerifyOptions::default()).unwrap();
         let result = verified(&sound);
         assert!(result.passed(), "{value}: {result:?}");
         constant_layer(&faulty, value, |name, values| {
@@ -157,7 +157,7 @@ fn numbers_below_the_smallest_normal_one_may_be_0() {
     constant_layer(&folder, 1e-21, |_, _| {});
     let checkpoint = Checkpoint::open(&folder, None).unwrap();
     export(&checkpoint, &out, &options(Form::Function)).unwrap();
-    let result = verify(&out, &checkpoint, &backends(), VerifyOptions::default()).unwrap();
+    let result = verify(&out, &checkpoint, &backends(), &VerifyOptions::default()).unwrap();
     assert!(result.passed() && result.backends.len() == 3, "{result:?}");
 }
 
@@ -390,7 +390,7 @@ fn a_backend_that_hides_its_routing_is_told() {
     let out = directory.path().join("out");
     export(&checkpoint("mlm"), &out, &options(Form::Function)).unwrap();
     let judged = |backend| {
-        let result = verify(&out, &checkpoint("mlm"), &[backend], VerifyOptions::default()).unwrap();
+        let result = verify(&out, &checkpoint("mlm"), &[backend], &VerifyOptions::default()).unwrap();
         result.backends[0].graphs[0].clone()
     };
     let bodies = || backend::ort_function(OrtOptions::default()).unwrap();

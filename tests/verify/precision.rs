@@ -99,7 +99,7 @@ fn half_precision_is_the_same_with_and_without_routing() {
     export(&checkpoint("mlm"), &out, &stored_as(Form::Function, Precision::Fp16)).unwrap();
     let backends = [backend::ort(OrtOptions::default()).unwrap()];
     let options = VerifyOptions { seed: 7, ..VerifyOptions::default() };
-    let result = verify(&out, &checkpoint("mlm"), &backends, options).unwrap();
+    let result = verify(&out, &checkpoint("mlm"), &backends, &options).unwrap();
     assert!(result.passed(), "{:?}", result.backends);
     assert_eq!(result.backends[0].graphs[0].altered, None);
 }

@@ -65,7 +65,7 @@ fn verified_on(backend: Box<dyn Backend>, folder: &str, fault: impl FnOnce(&mut 
     let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
     fault(&mut model);
     std::fs::write(&path, model.encode_to_vec()).unwrap();
-    verify(&out, &checkpoint(folder), &[backend], VerifyOptions::default()).unwrap()
+    verify(&out, &checkpoint(folder), &[backend], &VerifyOptions::default()).unwrap()
 }
 
 #[test]

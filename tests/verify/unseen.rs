@@ -69,7 +69,7 @@ fn values_beyond_the_range_of_f16_fail() {
     let checkpoint = Checkpoint::open(&folder, None).unwrap();
     let out = directory.path().join("out");
     export(&checkpoint, &out, &stored_as(Form::Function, Precision::Fp16)).unwrap();
-    let result = verify(&out, &checkpoint, &backends(), VerifyOptions::default()).unwrap();
+    let result = verify(&out, &checkpoint, &backends(), &VerifyOptions::default()).unwrap();
     for report in result.backends.iter().filter(|report| report.skipped.is_none()) {
         assert!(!report.graphs[0].outputs.passed(), "{}: {:?}", report.backend, report.graphs[0].outputs);
     }

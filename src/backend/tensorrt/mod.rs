@@ -177,6 +177,17 @@ impl Backend for TensorRtBackend {
         (dtype_of(model) == Ok(Dtype::Bf16) && !operators::used(model.model()).is_empty()).then_some(FloatType::Bf16)
     }
 
+    fn probe(&self, model: &OnnxFile) -> Result<(), BackendError> {
+        self.installation()?;
+        match self.options.plan_of(model) {
+            Some(path) => match path.metadata() {
+                Ok(_) => Ok(()),
+                Err(source) => Err(EngineError::Io { path, source }.into()),
+            },
+            None => Ok(()),
+        }
+    }
+
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
         let here = self.installation()?;
         let bytes = match self.options.plan_of(model) {

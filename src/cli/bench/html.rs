@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use super::{
     short::Short,
     text::{Names, duration, rate, ratio, with_devices},
-    words::{clock, utc},
+    words::clock,
 };
 use crate::{
+    cli::receipt::{fact, file_fact, utc},
     latency::{
         BATCH, BenchResult, ExpertLoad, NodeTime, OperatorTimes, PAST, Receipt, Row, SEQUENCE, SOURCE, Sizes, Verdict,
         layers, place, point_text,
@@ -379,12 +380,9 @@ fn facts(report: &mut Report, receipt: &Receipt) {
         ("Seed".into(), receipt.options.seed.to_string()),
         ("Time".into(), utc(receipt.unix_time)),
     ];
-    for library in &receipt.runtimes {
-        let hash = library.sha256.as_ref().map(|hash| format!(", sha256 {hash}")).unwrap_or_default();
-        facts.push((library.name.clone(), format!("{}{hash}", library.version)));
-    }
+    facts.extend(receipt.runtimes.iter().map(fact));
     for file in &receipt.files {
-        facts.push((format!("{}: {}", file.model, file.file), format!("{} bytes, sha256 {}", file.bytes, file.sha256)));
+        facts.push((format!("{}: {}", file.model, file.file), file_fact(file)));
     }
     if receipt.options.allow_failed_parity {
         facts.push(("Parity".into(), "was allowed to fail".into()));

@@ -27,15 +27,16 @@ use super::{
     output_file::{CSV, JSON, OutputFile, PAGE, commit_all, is_stdout, own_ending},
     print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
+    receipt::libraries,
     run::{BackendOptions, backends, check_ort_options},
 };
 use crate::{
-    backend::{self, Backend, OrtOptions, Ranges, Survey, names},
-    engine::{Device, Sizes},
+    backend::{self, Backend, OrtOptions, Ranges},
+    engine::Sizes,
     files::{LONGEST_JSON, read_at_most},
     latency::{
-        BenchResult, Budget, Change, Choice, End, Grid, Incomparable, LatencyError, Library, Machine, Model, Moment,
-        Options, Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
+        BenchResult, Budget, Change, Choice, End, Grid, Incomparable, LatencyError, Machine, Model, Moment, Options,
+        Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
     },
     parity::{Finding, ToleranceOptions, VerifyOptions, verify_watched},
     tensor::NamedTensors,
@@ -225,10 +226,12 @@ fn verified(
 ) -> Result<Option<Vec<Vec<Verdict>>>, Failure> {
     let Some(path) = &arguments.checkpoint else { return Ok(None) };
     let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
-    let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed() };
+    let named = if arguments.backends.is_empty() { &[] } else { backends };
+    let required = named.iter().map(|backend| backend.name().to_owned()).collect();
+    let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed(), required };
     let (mut all, progress) = (Vec::new(), VerifyProgress::new());
     for model in models {
-        let result = verify_watched(&model.path, &checkpoint, backends, options, &progress)?;
+        let result = verify_watched(&model.path, &checkpoint, backends, &options, &progress)?;
         let verdict = |report| match result.finding(report) {
             Finding::Verified => Verdict::Verified,
             Finding::NotCompared(why) => Verdict::NotChecked { why },
@@ -253,7 +256,7 @@ fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Res
         after: Moment::default(),
         throttled: None,
         threads: Threads { asked: arguments.threads, onnx_runtime: threads, tract: 1 },
-        runtimes: libraries(setup),
+        runtimes: libraries(setup.backends, setup.ort.operator_library.as_deref()),
         files,
         options: Options {
             routing: setup.choice.name(),
@@ -266,56 +269,6 @@ fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Res
         },
         warnings: Vec::new(),
     })
-}
-
-/// Runtimes and libraries of the chosen backends, as far as they are there.
-fn libraries(setup: &Setup<'_>) -> Vec<Library> {
-    let mut libraries = Vec::new();
-    let named = |name: &str| setup.backends.iter().any(|backend| backend.name() == name);
-    #[cfg(feature = "ort")]
-    if named(names::ORT) || named(names::ORT_FUNCTION) {
-        libraries.extend(backend::load_onnxruntime().ok().map(|runtime| Library {
-            name: "ONNX Runtime".into(),
-            version: runtime.version().to_owned(),
-            sha256: hash_file(runtime.path()).ok().map(|(sha256, _)| sha256),
-        }));
-    }
-    if named(names::ORT) {
-        let found = backend::find_operator_library(setup.ort.operator_library.as_deref()).ok();
-        let hash = found.and_then(|path| hash_file(&path).ok()).map(|(sha256, _)| sha256);
-        libraries.extend(hash.map(|sha256| Library {
-            name: "libmoa_ort".into(),
-            version: sha256.get(..12).unwrap_or_default().to_owned(),
-            sha256: Some(sha256),
-        }));
-    }
-    if named(names::TENSORRT) {
-        libraries.extend(tensorrt_libraries());
-    }
-    #[cfg(feature = "tract")]
-    if named(names::TRACT) {
-        libraries.push(Library { name: "tract".into(), version: backend::TRACT_VERSION.into(), sha256: None });
-    }
-    libraries
-}
-
-/// TensorRT and our plugin.
-fn tensorrt_libraries() -> Vec<Library> {
-    let Survey { plugin, built_for, tensorrt, device } = Survey::make();
-    let hash = |path: &Path| hash_file(path).ok().map(|(sha256, _)| sha256);
-    let on = |device: Device| format!(" on {}, compute capability {}", device.name, device.capability);
-    let place = device.map_or_else(|_| String::new(), on);
-    let runtime = tensorrt.ok().map(|(version, path)| Library {
-        name: "TensorRT".into(),
-        version: version + &place,
-        sha256: path.as_deref().and_then(hash),
-    });
-    let plugin = plugin.ok().zip(built_for.ok()).map(|(path, target)| Library {
-        name: "libmoa_tensorrt".into(),
-        version: format!("for {target}"),
-        sha256: hash(&path),
-    });
-    runtime.into_iter().chain(plugin).collect()
 }
 
 fn read_result(path: &Path) -> Result<BenchResult, Failure> {

@@ -399,6 +399,7 @@ impl From<VerifyError> for Failure {
         match error {
             VerifyError::Export(error) => error.into(),
             VerifyError::Given(error) => error.into(),
+            VerifyError::Missing { source, .. } => Self { message, ..source.into() },
             VerifyError::Read(error) | VerifyError::Audit(AuditError::Read(error)) => error.into(),
             VerifyError::Weight(error) | VerifyError::Audit(AuditError::Weight(error)) => error.into(),
             VerifyError::MissingGraph { .. } => Self::new(

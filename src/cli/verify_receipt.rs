@@ -1,0 +1,70 @@
+//! What a verification must carry so that somebody else can tell what was verified, and with what.
+
+use serde::Serialize;
+
+use super::{Failure, args::VerifyArguments, receipt::libraries};
+use crate::{
+    backend::Backend,
+    checkpoint::Checkpoint,
+    export::source_sha256,
+    files::name_of,
+    latency::{LatencyError, Library, Machine, ModelFile, hash_file, now},
+    parity::Verification,
+};
+
+/// Version of the layout of the JSON.
+pub(super) const FORMAT: u32 = 1;
+
+/// Files by their hashes, libraries, machine and options of a verification.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Receipt {
+    /// Version of this program.
+    pub(super) program: &'static str,
+    /// Seconds since 1970, UTC.
+    pub(super) unix_time: u64,
+    /// Name of the processor.
+    pub(super) cpu: Option<String>,
+    /// Threads that ONNX Runtime was given; as many as it chooses where absent.
+    pub(super) threads: Option<usize>,
+    /// Runtimes and libraries of the backends.
+    pub(super) runtimes: Vec<Library>,
+    /// Files of the export, and the plan where one was given.
+    pub(super) files: Vec<ModelFile>,
+    /// SHA-256 of the checkpoint's weights, as the metadata `moa.source.sha256` of an export have it.
+    pub(super) checkpoint_sha256: String,
+    /// Seed of the inputs.
+    pub(super) seed: u64,
+    /// Absolute tolerance that the user gave.
+    pub(super) atol: Option<f64>,
+    /// Relative tolerance that the user gave.
+    pub(super) rtol: Option<f64>,
+}
+
+impl Receipt {
+    /// Hashes what was verified.
+    pub(super) fn new(
+        arguments: &VerifyArguments,
+        checkpoint: &Checkpoint,
+        backends: &[Box<dyn Backend>],
+        result: &Verification,
+    ) -> Result<Self, Failure> {
+        let plan = arguments.tensorrt.plan.iter().filter(|plan| plan.is_file());
+        let mut files = Vec::new();
+        for path in result.files.iter().chain(plan) {
+            let (sha256, bytes) = hash_file(path).map_err(LatencyError::from)?;
+            files.push(ModelFile { model: name_of(&arguments.model), file: name_of(path), bytes, sha256 });
+        }
+        Ok(Self {
+            program: env!("CARGO_PKG_VERSION"),
+            unix_time: now(),
+            cpu: Machine::read().cpu,
+            threads: arguments.threads,
+            runtimes: libraries(backends, arguments.library.as_deref()),
+            files,
+            checkpoint_sha256: source_sha256(checkpoint)?,
+            seed: arguments.seed,
+            atol: arguments.atol,
+            rtol: arguments.rtol,
+        })
+    }
+}

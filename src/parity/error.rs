@@ -1,0 +1,81 @@
+//! Why a verification could not be made.
+
+use std::path::PathBuf;
+
+use moa_graphs::WeightError;
+
+use super::AuditError;
+use crate::{backend::BackendError, export::ExportError, onnx::ReadError};
+
+/// Why nothing could be compared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerifyError {
+    /// Checkpoint or model cannot be had.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// An exported file cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A weight of the checkpoint cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    /// A constant of a file cannot be compared.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+    /// The folder lacks a graph of the family.
+    #[error("{} is missing", .path.display())]
+    MissingGraph {
+        /// The file.
+        path: PathBuf,
+    },
+    /// One file of several was given.
+    #[error("{} is one file of a {family} export", .path.display())]
+    NeedsFolder {
+        /// The file.
+        path: PathBuf,
+        /// What the checkpoint says.
+        family: String,
+    },
+    /// The file was exported from another checkpoint's family.
+    #[error("{} holds a {found} graph, the checkpoint is a {expected} model", .path.display())]
+    WrongFamily {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: String,
+        /// What the checkpoint says.
+        expected: String,
+    },
+    /// What a file says of its export is none of the words for it.
+    #[error("{graph}: metadata \"{key}\" says {found:?}, a value that moa-export does not write")]
+    Metadata {
+        /// File name.
+        graph: String,
+        /// The key.
+        key: &'static str,
+        /// What it says.
+        found: String,
+    },
+    /// Two files of one export say different things of it.
+    #[error("metadata \"{key}\" of {first} and {second} are different, and an export has the same in all its files")]
+    Contradiction {
+        /// The key.
+        key: &'static str,
+        /// File name.
+        first: String,
+        /// File name.
+        second: String,
+    },
+    /// What the user gave a backend, such as a plan, does not serve: nothing was verified.
+    #[error(transparent)]
+    Given(BackendError),
+    /// A backend that is required is not there, or cannot take this kind of model: nothing was verified.
+    #[error("backend {backend} was not used: {source}")]
+    Missing {
+        /// Its name.
+        backend: &'static str,
+        /// Why.
+        source: BackendError,
+    },
+}

@@ -1,0 +1,91 @@
+//! The files of an export as a verification reads them.
+
+use std::path::{Path, PathBuf};
+
+use moa_graphs::model::Model;
+
+use super::{
+    VerifyError,
+    settings::{Settings, check_part},
+};
+use crate::{
+    checkpoint::Checkpoint,
+    export::source_sha256,
+    file_names::{DECODER, ENCODER, MODEL, graph_file},
+    metadata,
+    onnx::{OnnxFile, read_model},
+    reference::Part,
+};
+
+/// The files of one export.
+pub(super) struct Files {
+    /// Each graph with its part; the encoder before the decoder.
+    pub(super) graphs: Vec<(Part, OnnxFile)>,
+    pub(super) settings: Settings,
+}
+
+impl Files {
+    pub(super) fn open(path: &Path, family: &str, model: &Model) -> Result<Self, VerifyError> {
+        if matches!(path.try_exists(), Ok(false)) {
+            return Err(VerifyError::MissingGraph { path: path.into() });
+        }
+        let is_folder = path.is_dir();
+        if !is_folder && matches!(model, Model::EncoderDecoder(_)) {
+            open_graph(path.into(), family)?;
+            return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });
+        }
+        let parts: &[(Part, &str)] = match model {
+            Model::EncoderDecoder(_) => &[(Part::Encoder, ENCODER), (Part::Decoder, DECODER)],
+            _ => &[(Part::Model, MODEL)],
+        };
+        let mut graphs = Vec::new();
+        for (part, stem) in parts {
+            let path = match is_folder {
+                true => graph_in(path, stem, family)?,
+                false => path.to_path_buf(),
+            };
+            let file = open_graph(path, family)?;
+            check_part(&file, stem)?;
+            graphs.push((*part, file));
+        }
+        let settings = Settings::of(&graphs.iter().map(|(_, file)| file).collect::<Vec<_>>())?;
+        Ok(Self { graphs, settings })
+    }
+
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        let of_graph = |(_, file): &(Part, OnnxFile)| [vec![file.path().to_path_buf()], file.data_files()].concat();
+        self.graphs.iter().flat_map(of_graph).collect()
+    }
+
+    /// Whether the files say that they come from other weights than those of `checkpoint`; nothing where they do not
+    /// say where they come from.
+    pub(super) fn is_of_other_weights(&self, checkpoint: &Checkpoint) -> Result<Option<bool>, VerifyError> {
+        let stated: Vec<_> = self.graphs.iter().filter_map(|(_, file)| file.metadata(metadata::SOURCE)).collect();
+        if stated.is_empty() {
+            return Ok(None);
+        }
+        let weights = source_sha256(checkpoint)?;
+        Ok(Some(stated.iter().any(|stated| *stated != weights)))
+    }
+}
+
+/// The graph `stem` of a folder; where there is none, the graph of another family says so.
+fn graph_in(folder: &Path, stem: &str, family: &str) -> Result<PathBuf, VerifyError> {
+    let path = folder.join(graph_file(stem));
+    let other = [ENCODER, MODEL].map(|stem| folder.join(graph_file(stem))).into_iter().find(|path| path.exists());
+    if let Some(other) = other.filter(|_| !path.exists()) {
+        open_graph(other, family)?;
+    }
+    Ok(path)
+}
+
+fn open_graph(path: PathBuf, family: &str) -> Result<OnnxFile, VerifyError> {
+    if matches!(path.try_exists(), Ok(false)) {
+        return Err(VerifyError::MissingGraph { path });
+    }
+    let file = read_model(&path)?;
+    match file.metadata(metadata::FAMILY).filter(|found| *found != family) {
+        Some(found) => Err(VerifyError::WrongFamily { path, found: found.into(), expected: family.into() }),
+        None => Ok(file),
+    }
+}

@@ -1,0 +1,60 @@
+//! What `moa-export verify` says of where files and their differences come from.
+
+use moa_export::{
+    digest::sha256,
+    onnx::proto::{ModelProto, StringStringEntryProto},
+};
+use prost::Message;
+use serde_json::Value;
+
+use crate::verify::{damage, exported, json};
+
+const VERIFY: &str = "verify m.onnx --checkpoint ck --backends ort";
+
+#[test]
+fn a_result_names_files_and_libraries_by_their_hashes() {
+    let scene = exported("--external-data always");
+    let line = format!("{VERIFY},tract --seed 3 --threads 1 --report page.html --json -");
+    let value = json(&scene.accepts(&line));
+    let receipt = &value["receipt"];
+    assert_eq!((&value["format"], &value["of_other_weights"]), (&1.into(), &Value::Null));
+    assert_eq!((&receipt["seed"], &receipt["threads"]), (&3.into(), &1.into()));
+    let model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let is_source = |entry: &&StringStringEntryProto| entry.key == "moa.source.sha256";
+    assert_eq!(receipt["checkpoint_sha256"], model.metadata_props.iter().find(is_source).unwrap().value);
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    for (file, name) in receipt["files"].as_array().unwrap().iter().zip(["m.onnx", "m.onnx.data"]) {
+        let hash = sha256(&scene.read(name));
+        assert_eq!((&file["file"], &file["sha256"]), (&name.into(), &Value::from(hash.as_str())));
+        assert!(page.contains(&hash), "{name}");
+    }
+    let runtimes: Vec<_> = receipt["runtimes"].as_array().unwrap().iter().map(|runtime| &runtime["name"]).collect();
+    assert_eq!(runtimes, ["ONNX Runtime", "libmoa_ort", "tract"]);
+}
+
+#[test]
+fn where_constants_that_differ_come_from_is_told() {
+    const GUESS: &str = "most constants differ: this may be an export of another checkpoint";
+    let scene = exported("");
+    let model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let mut bytes = scene.read("ck/model.safetensors");
+    let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    bytes[header..].iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
+    scene.write("ck/model.safetensors", &bytes);
+    let outcome = scene.moa(&format!("{VERIFY} --report page.html"));
+    let says = "the export was made from another checkpoint: moa.source.sha256 is not the hash of this one";
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    assert!(outcome.code == Some(1) && outcome.stdout.contains(says) && page.contains(says), "{}", outcome.stdout);
+    let unsigned = ModelProto {
+        metadata_props: model.metadata_props.into_iter().filter(|entry| entry.key != "moa.source.sha256").collect(),
+        ..model
+    };
+    scene.write("m.onnx", unsigned.encode_to_vec());
+    let outcome = scene.moa(VERIFY);
+    assert!(outcome.code == Some(1) && outcome.stdout.contains(GUESS), "{}", outcome.stdout);
+    let scene = exported("");
+    damage(&scene);
+    let outcome = scene.moa(VERIFY);
+    let says = "the export was made from this checkpoint, and its file was changed since";
+    assert!(outcome.stdout.contains(says) && !outcome.stdout.contains(GUESS), "{}", outcome.stdout);
+}
