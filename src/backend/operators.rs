@@ -5,14 +5,23 @@ use std::collections::BTreeSet;
 use crate::onnx::proto::{ModelProto, NodeProto};
 use crate::onnx::read::for_each_node;
 
+/// Domain of ONNX Runtime's own operators.
+#[cfg(feature = "tract")]
+pub(super) const RUNTIME_DOMAIN: &str = "com.microsoft";
+
 /// Names of the operators of the `ai.moa` domain that the model uses.
 pub(super) fn used(model: &ModelProto) -> BTreeSet<String> {
+    of_domain(model, moa_schema::DOMAIN)
+}
+
+/// Names of the operators of `domain` that the model uses.
+pub(super) fn of_domain(model: &ModelProto, domain: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let bodies = model.functions.iter().map(|function| function.node.as_slice());
     let graph = model.graph.iter().map(|graph| graph.node.as_slice());
     for nodes in graph.chain(bodies) {
         for_each_node(nodes, &mut |node: &NodeProto| {
-            if node.domain == moa_schema::DOMAIN {
+            if node.domain == domain {
                 names.insert(node.op_type.clone());
             }
         });

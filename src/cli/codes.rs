@@ -56,6 +56,7 @@ codes! {
     DataUnsupported = 410, "the weights do not fit into one model file";
     Opset = 415, "`--opset` is not supported";
     BackendUnsupported = 416, "the backend does not take this model";
+    RoutingUnseen = 418, "the ONNX file does not show which experts are chosen, so that it cannot be verified";
     TensorType = 419, "a named tensor has a type that no input takes";
     Padding = 422, "the dictionary pads with another token than the model";
     NoGenerator = 424, "the folder holds no model that `generate` runs";

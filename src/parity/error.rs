@@ -67,6 +67,15 @@ pub enum VerifyError {
         /// File name.
         second: String,
     },
+    /// Another program put nodes in place of every routed operator, whose routing no value is named after.
+    #[error(
+        "{graph} does not show which experts it chooses: it has no node of the operators that the checkpoint gives, nor \
+         values under the names of their routing"
+    )]
+    RoutingUnseen {
+        /// File name.
+        graph: String,
+    },
     /// What the user gave a backend, such as a plan, does not serve: nothing was verified.
     #[error(transparent)]
     Given(BackendError),

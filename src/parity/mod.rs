@@ -51,6 +51,7 @@ use crate::{
 };
 use files::Files;
 use graph_check::{GraphCheck, Truth};
+use nodes::hides_routing;
 use settings::{Settings, may_round_products};
 
 /// What the user may say about a verification.
@@ -300,8 +301,11 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
     let Settings { form, is_stated, precision, last_logits, router_outputs, .. } = files.settings;
     let options = Options { form, precision, router_outputs, last_logits };
     let expected = moa_graphs::lower(model, options).map_err(ExportError::from)?;
-    let nodes =
-        files.graphs.iter().zip(&expected).map(|((_, file), graph)| NodeAudit::run(file, &graph.graph, is_stated));
+    let pairs = || files.graphs.iter().map(|(_, file)| file).zip(expected.iter().map(|graph| &graph.graph));
+    if let Some((file, _)) = pairs().find(|(file, graph)| hides_routing(file, graph)) {
+        return Err(VerifyError::RoutingUnseen { graph: file.name() });
+    }
+    let nodes = pairs().map(|(file, graph)| NodeAudit::run(file, graph, is_stated));
     let nodes: Vec<_> = nodes.collect();
     if !is_stated && nodes.iter().any(|audit| audit.difference.is_some()) {
         let why = format!("its metadata do not say in which form moa-export wrote it ({})", metadata::FORM);
@@ -314,8 +318,9 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
     }
     watch.begin(Step::Weights { bytes: expected.iter().map(|graph| weight_bytes(&graph.graph)).sum() });
     let mut audits = Vec::new();
-    for (((_, file), expected), nodes) in files.graphs.iter().zip(&expected).zip(nodes) {
-        let constants = Constants::Compared(WeightAudit::run(file, &expected.graph, watch)?);
+    for ((file, graph), nodes) in pairs().zip(nodes) {
+        let constants = WeightAudit::run(file, graph, nodes.difference.is_some(), watch)?;
+        let constants = Constants::Compared(constants);
         audits.push(FileAudit { graph: file.name(), constants, nodes: Some(nodes) });
     }
     Ok(audits)

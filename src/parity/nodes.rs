@@ -4,7 +4,7 @@
 
 use moa_graphs::graph::Graph;
 
-use super::node_values::other_value;
+use super::{instrument::expose_routing, node_values::other_value};
 use crate::onnx::{
     OnnxFile,
     proto::{FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto},
@@ -41,6 +41,12 @@ impl NodeAudit {
     pub fn fault(&self) -> Option<&str> {
         self.order.as_deref().or(self.value.as_deref())
     }
+}
+
+/// Whether the graph of `file` shows the routing of no module, where `expected` has some.
+pub(super) fn hides_routing(file: &OnnxFile, expected: &Graph) -> bool {
+    let modules = |mut model: ModelProto| expose_routing(&mut model);
+    !modules(structure(expected, 1)).is_empty() && modules(file.model().clone()).is_empty()
 }
 
 pub(super) fn nodes(model: &ModelProto) -> &[NodeProto] {

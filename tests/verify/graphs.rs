@@ -3,13 +3,18 @@
 use moa_export::{
     export::{ExportOptions, export},
     metadata,
-    onnx::proto::{AttributeProto, ModelProto, NodeProto, ValueInfoProto},
-    parity::{Finding, Verification, VerifyOptions, verify},
+    onnx::{
+        inline::inline_functions,
+        proto::{AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, attribute_proto::AttributeType},
+    },
+    parity::{Finding, Verification, VerifyError, VerifyOptions, verify},
 };
 use moa_graphs::{Form, Options};
 use prost::Message;
 
 use crate::{backends, check, checkpoint, differing_constants, options, seen_in_numbers, with_fault};
+
+const HALF: [u8; 4] = 0.5f32.to_le_bytes();
 
 pub(crate) fn node(op_type: &str, inputs: &[&str], output: &str) -> NodeProto {
     let input = inputs.iter().map(|input| (*input).to_owned()).collect();
@@ -200,4 +205,40 @@ fn files_of_one_export_say_the_same() {
     let error = verify(&out, &checkpoint("nmt"), &backends(), &VerifyOptions::default()).unwrap_err().to_string();
     let expected = "metadata \"moa.dtype\" of encoder_model.onnx and decoder_model.onnx are different";
     assert!(error.starts_with(expected), "{error}");
+}
+
+/// Another program may move an epsilon into a node; where none was changed, a constant that is gone is a fault.
+#[test]
+fn constants_that_are_not_trained_may_go_where_nodes_were_changed() {
+    let result = with_fault("mlm", Form::Standard, "model.onnx", |model| {
+        let graph = model.graph.as_mut().unwrap();
+        let is_half = |tensor: &TensorProto| tensor.dims.is_empty() && tensor.raw_data.as_deref() == Some(&HALF);
+        let place = graph.initializer.iter().position(is_half).unwrap();
+        let value = graph.initializer.remove(place);
+        let constant = NodeProto {
+            attribute: vec![AttributeProto {
+                name: "value".into(),
+                r#type: AttributeType::Tensor as i32,
+                t: Some(TensorProto { name: String::new(), ..value.clone() }),
+                ..AttributeProto::default()
+            }],
+            ..node("Constant", &[], &value.name)
+        };
+        graph.node.insert(0, constant);
+    });
+    assert_eq!(differing_constants(&result), 0);
+    assert!(result.passed() && result.graph_changed(), "{:?}", result.audits);
+}
+
+/// The experts of such a graph cannot be seen, so that a near-tie would be taken for a fault, or hide one.
+#[test]
+fn a_graph_whose_operators_were_replaced_is_not_verified() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint("mlm"), &out, &options(Form::Function)).unwrap();
+    let path = out.join("model.onnx");
+    let model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    std::fs::write(&path, inline_functions(&model).unwrap().encode_to_vec()).unwrap();
+    let error = verify(&out, &checkpoint("mlm"), &backends(), &VerifyOptions::default()).unwrap_err();
+    assert!(matches!(error, VerifyError::RoutingUnseen { .. }), "{error}");
 }

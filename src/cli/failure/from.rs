@@ -413,6 +413,14 @@ impl From<VerifyError> for Failure {
             VerifyError::Metadata { .. } | VerifyError::Contradiction { .. } => {
                 Self::new(Code::OnnxMalformed, message, Some("give the file that `moa-export CHECKPOINT -o OUT` wrote"))
             }
+            VerifyError::RoutingUnseen { .. } => Self::new(
+                Code::RoutingUnseen,
+                message,
+                Some(
+                    "verify the file that moa-export wrote, before another program replaces operators by their bodies; \
+                     `--form standard` has none to replace",
+                ),
+            ),
             VerifyError::WrongFamily { .. } => {
                 Self::new(Code::OtherCheckpoint, message, Some("give the checkpoint that the model was exported from"))
             }

@@ -81,11 +81,13 @@ pub(in crate::onnx) fn canonical_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-fn imported_domains(imports: &[OperatorSetIdProto]) -> Result<HashSet<&str>, Fault> {
-    let mut domains = HashSet::new();
+/// The versions of the domains that are imported. That of our operators matters where a node is one of them: runtimes
+/// import every domain that they know.
+fn imported_domains(imports: &[OperatorSetIdProto]) -> Result<HashMap<&str, i64>, Fault> {
+    let mut domains = HashMap::new();
     for import in imports {
         let domain = canonical_domain(&import.domain);
-        if !domains.insert(domain) {
+        if domains.insert(domain, import.version).is_some() {
             return Err(Fault::malformed(format!("operator set {} is imported twice", shown(&import.domain))));
         }
         if import.version < 1 {
@@ -95,9 +97,6 @@ fn imported_domains(imports: &[OperatorSetIdProto]) -> Result<HashSet<&str>, Fau
         if domain.is_empty() && import.version > MAX_OPSET_VERSION {
             let text = format!("opset {}; opsets up to {MAX_OPSET_VERSION} are read", import.version);
             return Err(Fault::unsupported(text).help(NEWER));
-        }
-        if domain == DOMAIN && import.version != OPSET_VERSION {
-            return Err(contract::refused_version(&import.version.to_string()));
         }
     }
     if domains.is_empty() {
@@ -218,7 +217,7 @@ pub fn for_each_node<'a>(nodes: &'a [NodeProto], visit: &mut impl FnMut(&'a Node
 
 /// What a node may refer to.
 struct Scope<'a> {
-    domains: HashSet<&'a str>,
+    domains: HashMap<&'a str, i64>,
     /// Functions of the model; none in a function, whose nodes have attributes that only a call tells.
     functions: &'a [FunctionProto],
     /// Attribute names of the function whose body this is.
@@ -318,8 +317,12 @@ impl<'a> Scope<'a> {
         if node.op_type.is_empty() {
             return Err(Fault::malformed("no operator is named".into()));
         }
-        if !self.domains.contains(canonical_domain(&node.domain)) {
-            return Err(Fault::malformed(format!("operator set {} is not imported", shown(&node.domain))));
+        match self.domains.get(canonical_domain(&node.domain)) {
+            None => return Err(Fault::malformed(format!("operator set {} is not imported", shown(&node.domain)))),
+            Some(version) if node.domain == DOMAIN && *version != OPSET_VERSION => {
+                return Err(contract::refused_version(&version.to_string()));
+            }
+            Some(_) => {}
         }
         if let Some(input) = node.input.iter().find(|input| !input.is_empty() && !self.is_defined(input)) {
             let later = siblings.iter().any(|sibling| sibling.output.contains(input));
