@@ -143,6 +143,14 @@ impl BackendError {
         self
     }
 
+    /// The error without the places where a library was looked for.
+    pub fn brief(&self) -> String {
+        match self {
+            Self::RuntimeMissing { library, .. } => format!("{library} not found"),
+            error => error.to_string(),
+        }
+    }
+
     /// Class of the error.
     pub const fn kind(&self) -> BackendErrorKind {
         match self {

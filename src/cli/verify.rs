@@ -169,12 +169,7 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
     let header = ["backend", "graph", "runs", "values", "same experts", "max |diff|", "tolerance", "verdict"];
     let rows: Vec<_> = result.backends.iter().flat_map(backend_rows).collect();
     text.push_str(&table(&header, &rows));
-    for report in &result.backends {
-        if let Some(skip) = &report.skipped {
-            text.push_str(&format!("{} was skipped: {}\n", report.backend, skip.why));
-        }
-    }
-    for line in left_out(result).into_iter().chain(rounding_costs(result)) {
+    for line in skipped(result).chain(left_out(result)).chain(rounding_costs(result)) {
         text.push_str(&format!("{line}\n"));
     }
     for report in &result.backends {
@@ -209,6 +204,15 @@ pub(super) fn verified(result: &Verification) -> String {
         text.push_str(&format!("; the graph of {names} was changed, and is proved for these inputs alone"));
     }
     text
+}
+
+/// Backends that were not used, a line for each.
+pub(super) fn skipped(result: &Verification) -> impl Iterator<Item = String> {
+    result.backends.iter().filter_map(|report| {
+        let skip = report.skipped.as_ref()?;
+        let places = if skip.brief == skip.why { "" } else { "; `moa-export ops` shows where it is looked for" };
+        Some(format!("{} was skipped: {}{places}", report.backend, skip.brief))
+    })
 }
 
 /// Cases that each graph did without, on whatever backend.

@@ -3,7 +3,7 @@
 use super::{
     args::VerifyArguments,
     receipt::{fact, file_fact, utc},
-    verify::{audit_line, details, left_out, origin, rounding_costs, tolerance, verified},
+    verify::{audit_line, details, left_out, origin, rounding_costs, skipped, tolerance, verified},
     verify_receipt::Receipt,
 };
 use crate::{
@@ -160,12 +160,7 @@ fn backends(section: &mut Section, result: &Verification) {
         }
     }
     section.table(table);
-    for backend in &result.backends {
-        if let Some(skip) = &backend.skipped {
-            section.paragraph(format!("{} was skipped: {}", backend.backend, skip.why));
-        }
-    }
-    for line in left_out(result).into_iter().chain(rounding_costs(result)) {
+    for line in skipped(result).chain(left_out(result)).chain(rounding_costs(result)) {
         section.paragraph(line);
     }
     let columns = ["backend", "graph", "case and output"].map(Column::text).into_iter();

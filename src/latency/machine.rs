@@ -48,6 +48,19 @@ pub struct Moment {
     pub stolen: Option<f64>,
     /// Most resident memory of this process so far, in bytes (`VmHWM`).
     pub peak_memory: Option<u64>,
+    /// Time of the processors that this process may use.
+    pub ticks: Option<Ticks>,
+}
+
+/// Time of processors since the machine started, in the system's clock ticks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ticks {
+    /// Of all of them.
+    pub all: u64,
+    /// In which some program of this machine ran.
+    pub busy: u64,
+    /// In which this process ran.
+    pub own: u64,
 }
 
 impl Machine {
@@ -83,11 +96,26 @@ impl Machine {
 impl Moment {
     /// Reads what there is to read.
     pub fn read() -> Self {
+        let status = text("/proc/self/status");
         Self {
             load: text("/proc/loadavg").as_deref().and_then(load),
             stolen: text("/proc/stat").as_deref().and_then(stolen),
-            peak_memory: text("/proc/self/status").and_then(|text| kilobytes(&text, "VmHWM")),
+            peak_memory: status.as_deref().and_then(|text| kilobytes(text, "VmHWM")),
+            ticks: status.as_deref().and_then(|text| {
+                let usable = fields(text, "Cpus_allowed_list").next().and_then(cpus)?;
+                ticks(&self::text("/proc/stat")?, &self::text("/proc/self/stat")?, &usable)
+            }),
         }
+    }
+}
+
+impl Ticks {
+    /// Processors' worth of time that other programs of this machine took since `before`, out of `usable_cpus`.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn of_others_since(&self, before: &Self, usable_cpus: usize) -> Option<f64> {
+        let since = |of: fn(&Self) -> u64| of(self).checked_sub(of(before));
+        let (all, busy, own) = (since(|ticks| ticks.all)?, since(|ticks| ticks.busy)?, since(|ticks| ticks.own)?);
+        (all > 0).then(|| busy.saturating_sub(own) as f64 / all as f64 * usable_cpus as f64)
     }
 }
 
@@ -146,6 +174,37 @@ fn load(text: &str) -> Option<[f64; 3]> {
     numbers.try_into().ok()
 }
 
+/// The numbers of a list such as `0-2,5`.
+fn cpus(list: &str) -> Option<BTreeSet<usize>> {
+    let mut all = BTreeSet::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        all.extend(first.trim().parse::<usize>().ok()?..=last.trim().parse().ok()?);
+    }
+    Some(all)
+}
+
+/// The lines of the processors `usable` in `/proc/stat`, beside user and system time of `/proc/self/stat`. Idle is the
+/// fourth number and waiting for a disk the fifth; time that other machines took, the eighth, is nobody's here.
+fn ticks(stat: &str, own: &str, usable: &BTreeSet<usize>) -> Option<Ticks> {
+    let mut ticks = Ticks::default();
+    for line in stat.lines() {
+        let mut words = line.split_whitespace();
+        let number = words.next().and_then(|word| word.strip_prefix("cpu")).and_then(|number| number.parse().ok());
+        if !number.is_some_and(|number| usable.contains(&number)) {
+            continue;
+        }
+        let times: Vec<u64> = words.take(8).map(str::parse).collect::<Result<_, _>>().ok()?;
+        ticks.all += times.iter().sum::<u64>();
+        ticks.busy +=
+            times.iter().enumerate().filter(|(place, _)| ![3, 4, 7].contains(place)).map(|(_, time)| time).sum::<u64>();
+    }
+    let (_, behind_name) = own.rsplit_once(')')?;
+    let times = behind_name.split_whitespace().skip(11).take(2).map(|time| time.parse::<u64>().ok());
+    ticks.own = times.sum::<Option<u64>>()?;
+    (ticks.all > 0).then_some(ticks)
+}
+
 /// The eighth number of the line `cpu` beside the sum of the first eight.
 #[allow(clippy::cast_precision_loss)]
 fn stolen(text: &str) -> Option<f64> {
@@ -179,6 +238,22 @@ mod tests {
         assert_eq!(fields("cpu MHz\t: 2600.5\ncpu MHz : 1.0", "cpu MHz").collect::<Vec<_>>(), ["2600.5", "1.0"]);
         assert_eq!(sum(&["3".into(), "4".into()]), Some(7));
         assert_eq!(sum(&[]), None);
+        assert_eq!(cpus("0-2,5"), Some([0, 1, 2, 5].into()));
+        assert_eq!(cpus("none"), None);
+    }
+
+    #[test]
+    fn the_time_of_other_programs_is_what_is_left_of_busy_processors() {
+        let own = |user: u64| format!("17 (a) b) S 1 1 1 0 -1 0 0 0 0 0 {user} 5 0 0 20");
+        let at = |busy: u64, idle: u64, user: u64| {
+            let stat = format!("cpu  1 2 3 4\ncpu0 9 9 9 9 9 9 9 9\ncpu1 {busy} 0 10 {idle} 5 0 0 7 3 0\nintr 1");
+            ticks(&stat, &own(user), &[1].into()).unwrap()
+        };
+        let before = at(100, 50, 60);
+        assert_eq!(before, Ticks { all: 172, busy: 110, own: 65 });
+        assert_eq!(at(180, 70, 100).of_others_since(&before, 2), Some(0.8));
+        assert_eq!(before.of_others_since(&before, 2), None);
+        assert_eq!(ticks("cpu  1 2 3 4", &own(1), &[1].into()), None);
     }
 
     #[test]
@@ -186,6 +261,7 @@ mod tests {
     fn this_machine_says_something() {
         let (machine, moment) = (Machine::read(), Moment::read());
         assert!(machine.usable_cpus >= 1 && machine.kernel.is_some_and(|kernel| kernel.starts_with("Linux ")));
+        assert!(moment.ticks.is_some_and(|ticks| ticks.busy >= ticks.own));
         assert!(moment.load.is_some() && moment.peak_memory.is_some_and(|bytes| bytes >= 1 << 20));
         assert!(resident_memory().is_some_and(|bytes| bytes >= 1 << 20));
     }

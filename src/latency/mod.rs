@@ -25,7 +25,7 @@ mod subjects;
 pub use contest::{place, point_text};
 pub use error::LatencyError;
 pub use experts::ExpertLoad;
-pub use machine::{Machine, Moment};
+pub use machine::{Machine, Moment, Ticks};
 pub use receipt::{Library, ModelFile, Options, Receipt, Threads, hash_file, now};
 pub use regression::{Change, Incomparable, Outcome, compare};
 #[cfg(test)]

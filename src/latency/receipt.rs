@@ -105,6 +105,10 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
+/// Processors' worth of time of other programs, beyond processors that the timed threads leave free, that is no
+/// weakness of a result.
+const MOST_OF_OTHERS: f64 = 0.1;
+
 impl Receipt {
     /// Notes what is known after the last call, and what weakens the result.
     pub fn finish(&mut self) {
@@ -119,12 +123,11 @@ impl Receipt {
         let mut warnings = Vec::new();
         #[allow(clippy::cast_precision_loss)]
         let free = (machine.usable_cpus as f64 - threads.onnx_runtime as f64).max(0.0);
-        if let Some([load, ..]) = before.load.filter(|[load, ..]| *load > free + 0.5) {
-            let used = threads.onnx_runtime;
-            warnings.push(format!(
-                "the load average was {load:.2} before the start: with {used} threads more than {} processors can do",
-                machine.usable_cpus
-            ));
+        let others = after.ticks.zip(before.ticks);
+        let others = others.and_then(|(after, before)| after.of_others_since(&before, machine.usable_cpus));
+        if let Some(others) = others.filter(|others| *others > free + MOST_OF_OTHERS) {
+            warnings
+                .push(format!("other programs took {others:.2} of {} processors while this ran", machine.usable_cpus));
         }
         if threads.onnx_runtime > machine.usable_cpus {
             warnings.push(format!("{} threads share {} processors", threads.onnx_runtime, machine.usable_cpus));
@@ -192,19 +195,30 @@ pub(crate) fn sample() -> Receipt {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 mod tests {
     use super::*;
+    use crate::latency::machine::Ticks;
 
-    fn receipt(machine: Machine, load: f64, threads: usize) -> Receipt {
-        let before = Moment { load: Some([load, 0.0, 0.0]), ..Moment::default() };
+    /// Of a run in which other programs took the time of `others` processors.
+    fn receipt(machine: Machine, others: f64, threads: usize) -> Receipt {
+        let busy = (others / machine.usable_cpus as f64 * 1000.0).round() as u64;
+        let before = Moment { ticks: Some(Ticks::default()), ..Moment::default() };
+        let after = Moment { ticks: Some(Ticks { all: 1000, busy, own: 0 }), ..Moment::default() };
         let threads = Threads { asked: Some(threads), onnx_runtime: threads, tract: 1 };
-        Receipt { machine, before, after: Moment::default(), threads, ..sample() }
+        Receipt { machine, before, after, threads, ..sample() }
     }
 
     #[test]
     fn a_quiet_machine_has_no_warnings_and_a_busy_one_several() {
         let quiet = Machine { usable_cpus: 8, governors: vec!["performance".into()], ..Machine::default() };
-        assert_eq!(receipt(quiet.clone(), 0.4, 4).weaknesses(), [""; 0]);
+        for (others, threads) in [(4.0, 4), (0.0, 8), (0.08, 8)] {
+            assert_eq!(receipt(quiet.clone(), others, threads).weaknesses(), [""; 0]);
+        }
+        assert_eq!(
+            receipt(quiet.clone(), 0.2, 8).weaknesses(),
+            ["other programs took 0.20 of 8 processors while this ran"]
+        );
         let busy = Machine {
             usable_cpus: 2,
             governors: vec!["powersave".into()],
@@ -222,7 +236,9 @@ mod tests {
         assert_eq!(during(stolen(0.2505), 0), [""; 0]);
         assert_eq!(during(stolen(0.252), 0), ["other machines took processor time while this ran"]);
         assert_eq!(during(stolen(0.25), 3), ["the processor was throttled 3 times while this ran"]);
-        for part in ["load average was 1.80", "4 threads share 2", "powersave", "virtual machine", "1.50 processors"] {
+        for part in
+            ["took 1.80 of 2 processors", "4 threads share 2", "powersave", "virtual machine", "1.50 processors"]
+        {
             assert!(warnings.contains(part), "{part} is not in\n{warnings}");
         }
     }

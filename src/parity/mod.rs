@@ -126,6 +126,9 @@ pub struct BackendReport {
 pub struct Skip {
     /// For a line of text.
     pub why: String,
+    /// The same without the places that were looked at.
+    #[serde(skip)]
+    pub brief: String,
     /// What kind of reason that is.
     #[serde(skip)]
     pub kind: BackendErrorKind,
@@ -140,7 +143,7 @@ pub struct Skip {
 impl Skip {
     fn of(error: &BackendError) -> Self {
         let (kind, help, is_asked_for) = (error.kind(), error.help(), error.is_asked_for());
-        Self { why: error.to_string(), kind, help, is_asked_for }
+        Self { why: error.to_string(), brief: error.brief(), kind, help, is_asked_for }
     }
 }
 
