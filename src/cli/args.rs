@@ -12,7 +12,7 @@ use clap::{
 
 use super::{
     baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments, output_file::is_stdout,
-    tensorrt_args::TensorRtArguments,
+    run_args::RunArguments, tensorrt_args::TensorRtArguments,
 };
 
 const EXAMPLES: &str = "\
@@ -268,46 +268,6 @@ fn threads_on(processors: usize, text: &str) -> Result<usize, String> {
             Err("it must be a whole number from 1".into())
         }
         _ => Err(format!("it may be at most {most}, {MOST_THREADS_A_PROCESSOR} for {own} that this process may use")),
-    }
-}
-
-const RUN_EXAMPLES: &str = "\
-Examples:
-  moa-export run model.onnx --inputs in.safetensors --outputs out.safetensors
-  moa-export run model.plan --inputs in.safetensors --outputs out.safetensors";
-
-#[derive(Debug, Args)]
-#[command(after_help = RUN_EXAMPLES)]
-pub(super) struct RunArguments {
-    /// Model file, a folder with one graph, or a plan of TensorRT
-    pub(super) model: PathBuf,
-    /// Inputs by name, a `.safetensors` file
-    #[arg(long, value_name = "FILE")]
-    pub(super) inputs: PathBuf,
-    /// Where outputs go by name, a `.safetensors` file
-    #[arg(long, value_name = "FILE", value_parser = written())]
-    pub(super) outputs: PathBuf,
-    /// What runs the model [default: ort; tensorrt for a plan]
-    #[arg(long, value_enum)]
-    pub(super) backend: Option<BackendArgument>,
-    /// Threads of ONNX Runtime, at most 4 for each processor
-    #[arg(long, value_name = "N", value_parser = threads)]
-    pub(super) threads: Option<usize>,
-    /// Operator library, where it is not beside this program
-    #[arg(long, value_name = "FILE")]
-    pub(super) library: Option<PathBuf>,
-    /// Replace an existing output file
-    #[arg(long)]
-    pub(super) force: bool,
-    #[command(flatten)]
-    pub(super) tensorrt: TensorRtArguments,
-}
-
-impl RunArguments {
-    /// What no output may replace.
-    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
-        let Self { model, inputs, library, tensorrt, .. } = self;
-        [model, inputs].into_iter().chain(library).chain(&tensorrt.plan).map(PathBuf::as_path)
     }
 }
 

@@ -29,6 +29,7 @@ mod profile_report;
 mod progress;
 mod receipt;
 mod run;
+mod run_args;
 mod shape_args;
 mod shell;
 mod signals;
@@ -208,6 +209,9 @@ fn help_of_json(said: &str) -> Option<String> {
 
 /// Which option takes what was typed without one.
 fn option_for(command: &str, said: &str) -> Option<&'static str> {
+    if command.trim_start() == "run" && said.ends_with("--inputs <FILE>") {
+        return Some("give inputs with --inputs, or let --random make some");
+    }
     let word = said.strip_prefix("unexpected argument '")?;
     let (option, help) = match command.trim_start() {
         _ if word.starts_with('-') => return None,
@@ -215,7 +219,7 @@ fn option_for(command: &str, said: &str) -> Option<&'static str> {
             return Some("the input is given with --input; a text with spaces takes quotes: --input 'two words'");
         }
         "verify" => ("--checkpoint", "the checkpoint is given with --checkpoint"),
-        "run" => ("--outputs", "inputs are given with --inputs, outputs with --outputs"),
+        "run" => ("--inputs", "inputs are given with --inputs, outputs with --outputs"),
         "profile" => ("--inputs", "inputs are given with --inputs"),
         "plan" => ("--gpu", "the GPU is given with --gpu"),
         "baseline" | "build" | "prepare" => ("-o", "the output is given with -o"),

@@ -9,43 +9,85 @@ use std::{
 use super::{
     Failure,
     apart::keep_apart,
-    args::{BackendArgument, RunArguments},
+    args::BackendArgument,
+    bench::check_tokens,
     failure::is_engine_name,
     interrupt::Ending,
     output_file::{OutputFile, no_other_ending},
     print_result,
+    run_args::RunArguments,
+    table::table,
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions},
     file_names::graphs_in,
+    latency::inputs_at,
     onnx::{OnnxFile, read_model},
-    tensor::NamedTensors,
+    tensor::{NamedTensors, Tensor},
     tensor_file,
 };
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    let ending = Ending::at_once([arguments.model.as_path(), &arguments.outputs])?;
-    keep_apart(&[Some(&arguments.outputs)], arguments.inputs())?;
-    let format = arguments.outputs.extension();
-    if let Some(other) = ["npz", "npy"].into_iter().find(|other| format.is_some_and(|format| format == *other)) {
-        let message = format!("{}: outputs are written as safetensors, not as .{other}", arguments.outputs.display());
-        return Err(Failure::usage(message, Some("give --outputs NAME.safetensors")));
-    }
-    no_other_ending(&arguments.outputs, "safetensors", &["onnx", "plan"])?;
+    let RunArguments { model, outputs: out, .. } = arguments;
+    let ending = Ending::at_once([Some(model), out.as_ref()].into_iter().flatten().map(PathBuf::as_path))?;
+    keep_apart(&[out.as_deref()], arguments.inputs())?;
+    out.as_deref().map_or(Ok(()), check_ending)?;
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
-    let inputs = tensor_file::read(&arguments.inputs)?;
-    let output = OutputFile::begin(&arguments.outputs, arguments.force)?;
+    let inputs = runnable.inputs(arguments)?;
+    let output = OutputFile::of_option(out.as_deref(), arguments.force)?;
     let mut runner = runnable.load(arguments, &inputs)?;
-    let outputs = runner.run(&inputs).map_err(|error| Failure::of_inputs(error, &arguments.inputs))?;
-    let output = output.fill(&tensor_file::encode(&outputs)?)?;
-    ending.place(|| output.commit())?;
-    let mut text = String::new();
-    for (name, tensor) in &outputs {
-        text.push_str(&format!("{name}  {} {:?}\n", tensor.data().type_name(), tensor.shape()));
+    let outputs = runner.run(&inputs).map_err(|error| match &arguments.inputs {
+        Some(path) => Failure::of_inputs(error, path),
+        None => error.into(),
+    })?;
+    if let Some(output) = output {
+        let output = output.fill(&tensor_file::encode(&outputs)?)?;
+        ending.place(|| output.commit())?;
     }
-    print_result(&text)?;
+    print_result(&summary(&outputs))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to write safetensors under the name of another format.
+fn check_ending(path: &Path) -> Result<(), Failure> {
+    let format = path.extension();
+    if let Some(other) = ["npz", "npy"].into_iter().find(|other| format.is_some_and(|format| format == *other)) {
+        let message = format!("{}: outputs are written as safetensors, not as .{other}", path.display());
+        return Err(Failure::usage(message, Some("give --outputs NAME.safetensors")));
+    }
+    no_other_ending(path, "safetensors", &["onnx", "plan"])
+}
+
+/// Types, shapes and ranges of tensors, a line for each.
+#[allow(clippy::cast_precision_loss)]
+fn summary(outputs: &NamedTensors) -> String {
+    let header = ["output", "type", "shape", "least", "mean", "largest", "not finite"];
+    let row = |(name, tensor): (&String, &Tensor)| {
+        let values = tensor.to_f64();
+        let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+        let mean = finite.iter().sum::<f64>() / finite.len() as f64;
+        let range = [finite.iter().copied().reduce(f64::min), Some(mean), finite.iter().copied().reduce(f64::max)];
+        let number = |value: Option<f64>| value.filter(|value| value.is_finite()).map_or("-".to_owned(), short);
+        let [least, mean, largest] = range.map(number);
+        let others = values.len() - finite.len();
+        let kind = tensor.data().type_name().to_owned();
+        vec![name.clone(), kind, format!("{:?}", tensor.shape()), least, mean, largest, others.to_string()]
+    };
+    let mut rows: Vec<_> = outputs.iter().map(row).collect();
+    let all_finite = rows.iter().all(|row| row.last().is_some_and(|others| others == "0"));
+    let shown = header.len() - usize::from(all_finite);
+    rows.iter_mut().for_each(|row| row.truncate(shown));
+    table(&header[..shown], &rows)
+}
+
+/// A number to five places or five digits; whole numbers as they are.
+fn short(value: f64) -> String {
+    let magnitude = value.abs();
+    if value.fract() == 0.0 && magnitude < 1e15 {
+        return format!("{value}");
+    }
+    if (1e-3..1e5).contains(&magnitude) { format!("{value:.5}") } else { format!("{value:.4e}") }
 }
 
 /// What is run: a model on a backend, or a plan.
@@ -76,6 +118,21 @@ impl Runnable {
         match self {
             Self::Model(_) => arguments.backend.unwrap_or(BackendArgument::Ort),
             Self::Plan => BackendArgument::Tensorrt,
+        }
+    }
+
+    fn inputs(&self, arguments: &RunArguments) -> Result<NamedTensors, Failure> {
+        match (&arguments.inputs, self) {
+            (Some(path), _) => Ok(tensor_file::read(path)?),
+            (None, Self::Model(model)) => {
+                let grid = arguments.random.grid();
+                check_tokens(&grid)?;
+                Ok(inputs_at(model, &grid, arguments.random.seed)?)
+            }
+            (None, Self::Plan) => {
+                let help = "give --inputs FILE, or the model as MODEL and the plan as --plan";
+                Err(Failure::usage("--random needs a model, and a plan does not tell what its ids mean", Some(help)))
+            }
         }
     }
 

@@ -40,7 +40,7 @@ pub enum LatencyError {
         axis: String,
     },
     /// No graph has the axis that was given a size.
-    #[error("no graph of these models has the axis \"{axis}\"")]
+    #[error("no graph here has the axis \"{axis}\"")]
     UnusedAxis {
         /// Its name.
         axis: String,

@@ -35,7 +35,7 @@ pub use result::{
     layers,
 };
 pub use sampler::{Budget, End, Series, nanoseconds};
-pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, tokens};
+pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, inputs_at, tokens};
 pub use statistics::{Estimate, Summary, Times, median};
 pub use steering::Choice;
 pub use subjects::{LeftOut, Model, left_out};

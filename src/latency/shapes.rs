@@ -79,6 +79,15 @@ impl Grid {
         Ok(points)
     }
 
+    /// The first axis that was given a size and that graphs with these axes, one set for each graph, do not have.
+    pub(super) fn unused_axis(&self, graphs: &[BTreeSet<String>]) -> Option<&str> {
+        let is_known = |axis: &str| graphs.iter().any(|axes| axes.contains(axis));
+        let has_source = || graphs.iter().any(|axes| axes.contains(SEQUENCE) && axes.contains(SOURCE));
+        let past = (self.past.iter().any(|past| *past > 0) && !is_known(PAST)).then_some(PAST);
+        let source = || (!self.source.is_empty() && !has_source()).then_some(SOURCE);
+        past.or_else(source).or_else(|| self.others.keys().map(String::as_str).find(|axis| !is_known(axis)))
+    }
+
     fn point(
         &self,
         axes: &BTreeSet<String>,
@@ -123,6 +132,22 @@ pub(super) fn check_length(file: &OnnxFile, point: &Sizes) -> Result<(), Latency
         }),
         None => Ok(()),
     }
+}
+
+/// Random inputs of `file` at the first point of `grid`, as a benchmark makes them: ids over the whole of the table
+/// that they look up, masks of ones, positions that follow the past, floats uniform as after a normalisation.
+///
+/// # Errors
+///
+/// Where a size is missing or unused, a row is too long for the graph, and where nothing is known of an input.
+pub fn inputs_at(file: &OnnxFile, grid: &Grid, seed: u64) -> Result<NamedTensors, LatencyError> {
+    let axes = axes(file);
+    let point = grid.points(&axes)?.into_iter().next().unwrap_or_default();
+    if let Some(axis) = grid.unused_axis(&[axes]) {
+        return Err(LatencyError::UnusedAxis { axis: axis.to_owned() });
+    }
+    check_length(file, &point)?;
+    random_inputs(file, &point, &mut Random::new(seed))
 }
 
 /// Random inputs of `file` at `point`: ids over the whole of the table that they look up, masks of ones, positions

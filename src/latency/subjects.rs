@@ -9,7 +9,7 @@ use super::{
     LatencyError,
     cut::{CutOperator, cut_operators},
     receipt::{ModelFile, hash_file},
-    shapes::{Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, check_length},
+    shapes::{Grid, Sizes, axes, check_length},
     steering::Choice,
 };
 use crate::{
@@ -139,27 +139,17 @@ pub(super) fn jobs(models: &[Model], grid: &Grid, choice: &Choice) -> Result<Vec
             jobs.extend(cut_jobs(&part, &members)?);
         }
     }
-    let mut known = BTreeSet::new();
+    let mut known = Vec::new();
     for job in &mut jobs {
         let axes: BTreeSet<String> = job.members.iter().flat_map(|member| axes(&member.file)).collect();
         job.points = grid.points(&axes)?;
         for point in &job.points {
             job.members.iter().try_for_each(|member| check_length(&member.file, point))?;
         }
-        if axes.contains(SEQUENCE) && axes.contains(SOURCE) {
-            known.insert("a source beside the sequence".to_owned());
-        }
-        known.extend(axes);
+        known.push(axes);
     }
-    let unused = |axis: &str| Err(LatencyError::UnusedAxis { axis: axis.to_owned() });
-    if grid.past.iter().any(|past| *past > 0) && !known.contains(PAST) {
-        return unused(PAST);
-    }
-    if !grid.source.is_empty() && !known.contains("a source beside the sequence") {
-        return unused(SOURCE);
-    }
-    match grid.others.keys().find(|axis| !known.contains(*axis)) {
-        Some(axis) => unused(axis),
+    match grid.unused_axis(&known) {
+        Some(axis) => Err(LatencyError::UnusedAxis { axis: axis.to_owned() }),
         None => Ok(jobs),
     }
 }

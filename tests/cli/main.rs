@@ -27,6 +27,7 @@ mod refused_configs;
 mod refused_files;
 mod refused_tensors;
 mod run;
+mod run_random;
 mod scene;
 #[path = "../support_onnx/mod.rs"]
 mod support_onnx;

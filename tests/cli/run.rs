@@ -40,7 +40,7 @@ fn mask(shape: &[usize]) -> Input<'static> {
 }
 
 /// The masked language model and its export `m.onnx`.
-fn exported(options: &str) -> Scene {
+pub(crate) fn exported(options: &str) -> Scene {
     require_runtime();
     let scene = Scene::with_fixture("mlm");
     scene.accepts(&format!("ck -o m.onnx {options}"));
@@ -54,7 +54,7 @@ fn line(backend: &str) -> String {
 const BACKENDS: [&str; 3] = ["ort", "ort-function", "tract"];
 
 /// Names, shapes and values of a file of outputs.
-fn outputs(scene: &Scene, backend: &str) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+pub(crate) fn outputs(scene: &Scene, backend: &str) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let bytes = scene.read(&format!("{backend}.safetensors"));
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut outputs: Vec<_> = file
@@ -128,7 +128,7 @@ fn every_backend_computes_the_same() {
         write_inputs(&scene, &[ids(&[2, 9]), masked]);
         for backend in BACKENDS {
             let printed = scene.accepts(&line(backend));
-            assert!(printed.contains("logits  float32 [2, 9, 67]"), "{printed}");
+            assert!(printed.contains("logits  float32  [2, 9, 67]"), "{printed}");
         }
         let expected = outputs(&scene, "ort");
         for backend in BACKENDS {

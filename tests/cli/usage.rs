@@ -56,7 +56,7 @@ fn wrong_arguments_name_themselves() {
         ("verify m.onnx --checkpoint ck --seed x", "'x' for '--seed <N>': it must be a whole number"),
         ("verify m.onnx --checkpoint ck --seed 18446744073709551616", "'--seed <N>': it is too large"),
         ("verify m.onnx --checkpoint ck --gate-mode softmax_topk", "help: run `moa-export verify --help`"),
-        ("run m.onnx --inputs i", "--outputs"),
+        ("run m.onnx", "--inputs"),
         ("run m.onnx --inputs i --outputs o --backend torch", "tract"),
         ("ops now", "now"),
     ];

@@ -157,7 +157,7 @@ pub(super) enum RoutingArgument {
 /// Largest size of an axis: what is larger is a slip.
 const LARGEST: usize = 1 << 20;
 
-fn size(text: &str) -> Result<usize, String> {
+pub(in crate::cli) fn size(text: &str) -> Result<usize, String> {
     if text.trim().is_empty() {
         return Err("a size is missing".into());
     }
@@ -168,7 +168,7 @@ fn size(text: &str) -> Result<usize, String> {
     if size > LARGEST { Err(format!("{size} is more than {LARGEST}")) } else { Ok(size) }
 }
 
-fn positive(text: &str) -> Result<usize, String> {
+pub(in crate::cli) fn positive(text: &str) -> Result<usize, String> {
     match size(text)? {
         0 => Err("it must be at least 1".into()),
         size => Ok(size),
@@ -179,7 +179,7 @@ fn positive(text: &str) -> Result<usize, String> {
 const OWN: [(&str, &str); 4] =
     [(BATCH, "--batch"), (SEQUENCE, "--seq"), (PAST, "--past"), (SOURCE, "--source or --seq")];
 
-fn axis(text: &str) -> Result<(String, usize), String> {
+pub(in crate::cli) fn axis(text: &str) -> Result<(String, usize), String> {
     let (name, number) = text.split_once('=').ok_or("give AXIS=N")?;
     let name = name.trim();
     match OWN.iter().find(|(own, _)| *own == name) {

@@ -14,8 +14,8 @@ use std::{
     time::Duration,
 };
 
-pub(super) use args::BenchArguments;
 use args::RoutingArgument;
+pub(super) use args::{BenchArguments, axis, positive, size};
 
 use super::{
     Failure,
@@ -181,21 +181,28 @@ fn files(arguments: &BenchArguments) -> [Option<&Path>; 3] {
 }
 
 fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {
-    const MOST_TOKENS: usize = 1 << 24;
-    let most = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(0);
-    let length = most(&arguments.seq) + most(&arguments.past).max(most(&arguments.source));
-    let tokens = most(&arguments.batch).saturating_mul(length);
-    if tokens > MOST_TOKENS {
-        let message = format!("a point of {tokens} tokens is more than {MOST_TOKENS}");
-        return Err(Failure::usage(message, Some("give smaller sizes to --batch, --seq, --past and --source")));
-    }
-    Ok(Grid {
+    let grid = Grid {
         batch: arguments.batch.clone(),
         sequence: arguments.seq.clone(),
         past: arguments.past.clone(),
         source: arguments.source.clone(),
         others: arguments.dim.iter().cloned().collect(),
-    })
+    };
+    check_tokens(&grid)?;
+    Ok(grid)
+}
+
+/// Refuses points whose inputs would fill the memory.
+pub(super) fn check_tokens(grid: &Grid) -> Result<(), Failure> {
+    const MOST_TOKENS: usize = 1 << 24;
+    let most = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(0);
+    let length = most(&grid.sequence) + most(&grid.past).max(most(&grid.source));
+    let tokens = most(&grid.batch).saturating_mul(length);
+    if tokens <= MOST_TOKENS {
+        return Ok(());
+    }
+    let message = format!("a point of {tokens} tokens is more than {MOST_TOKENS}");
+    Err(Failure::usage(message, Some("give smaller sizes to --batch, --seq, --past and --source")))
 }
 
 fn budget(arguments: &BenchArguments) -> Budget {

@@ -1,0 +1,94 @@
+//! Arguments of `moa-export run`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::{
+    args::{BackendArgument, threads, written},
+    bench::{axis, positive, size},
+    tensorrt_args::TensorRtArguments,
+};
+use crate::latency::Grid;
+
+const EXAMPLES: &str = "\
+Examples:
+  moa-export run model.onnx --random --seq 16
+  moa-export run model.onnx --inputs in.safetensors --outputs out.safetensors
+  moa-export run model.plan --inputs in.safetensors --outputs out.safetensors";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct RunArguments {
+    /// Model file, a folder with one graph, or a plan of TensorRT
+    pub(super) model: PathBuf,
+    /// Inputs by name, a `.safetensors` file
+    #[arg(long, value_name = "FILE", required_unless_present = "random")]
+    pub(super) inputs: Option<PathBuf>,
+    /// Where outputs go by name, a `.safetensors` file [default: they are shown and not kept]
+    #[arg(long, value_name = "FILE", value_parser = written())]
+    pub(super) outputs: Option<PathBuf>,
+    /// What runs the model [default: ort; tensorrt for a plan]
+    #[arg(long, value_enum)]
+    pub(super) backend: Option<BackendArgument>,
+    /// Threads of ONNX Runtime, at most 4 for each processor
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub(super) threads: Option<usize>,
+    /// Operator library, where it is not beside this program
+    #[arg(long, value_name = "FILE")]
+    pub(super) library: Option<PathBuf>,
+    /// Replace an existing output file
+    #[arg(long)]
+    pub(super) force: bool,
+    #[command(flatten)]
+    pub(super) random: RandomArguments,
+    #[command(flatten)]
+    pub(super) tensorrt: TensorRtArguments,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Random inputs")]
+pub(super) struct RandomArguments {
+    /// Make inputs: token ids of the model's table, masks of ones, positions that follow the past
+    #[arg(long, conflicts_with = "inputs")]
+    pub(super) random: bool,
+    /// Rows
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive, conflicts_with = "inputs")]
+    batch: usize,
+    /// New tokens of a row
+    #[arg(long, value_name = "T", default_value = "32", value_parser = positive, conflicts_with = "inputs")]
+    seq: usize,
+    /// Tokens of a row whose keys and values are cached
+    #[arg(long, value_name = "P", default_value = "0", value_parser = size, conflicts_with = "inputs")]
+    past: usize,
+    /// Source tokens of a row, in graphs that read a source too [default: cached and new tokens together]
+    #[arg(long, value_name = "S", value_parser = positive, conflicts_with = "inputs")]
+    source: Option<usize>,
+    /// Size of another axis of the graph
+    #[arg(long, value_name = "AXIS=N", value_parser = axis, conflicts_with = "inputs")]
+    dim: Vec<(String, usize)>,
+    /// Seed of the values
+    #[arg(long, value_name = "N", default_value = "0", conflicts_with = "inputs")]
+    pub(super) seed: u64,
+}
+
+impl RandomArguments {
+    /// The only point at which inputs are made.
+    pub(super) fn grid(&self) -> Grid {
+        Grid {
+            batch: vec![self.batch],
+            sequence: vec![self.seq],
+            past: vec![self.past],
+            source: self.source.into_iter().collect(),
+            others: self.dim.iter().cloned().collect(),
+        }
+    }
+}
+
+impl RunArguments {
+    /// What no output may replace.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
+        let Self { model, inputs, library, tensorrt, .. } = self;
+        [model].into_iter().chain(inputs).chain(library).chain(&tensorrt.plan).map(PathBuf::as_path)
+    }
+}

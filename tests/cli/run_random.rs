@@ -1,0 +1,56 @@
+//! `moa-export run --random`, and what `run` shows of outputs.
+
+use moa_export::onnx::proto::ModelProto;
+use prost::Message;
+
+use crate::{
+    run::{exported, outputs},
+    support_onnx::node,
+};
+
+/// What comes out is shown whether it is kept or not; the same seed gives the same inputs.
+#[test]
+fn inputs_are_made_where_there_is_no_file() {
+    let scene = exported("");
+    let line = "run m.onnx --random --batch 2 --seq 5 --backend tract";
+    let printed = scene.accepts(line);
+    let words: Vec<Vec<&str>> = printed.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(words[0], ["output", "type", "shape", "least", "mean", "largest"]);
+    assert_eq!(words[1][..5], ["logits", "float32", "[2,", "5,", "67]"]);
+    let kept = scene.accepts(&format!("{line} --outputs tract.safetensors"));
+    assert_eq!(kept, printed);
+    let values = &outputs(&scene, "tract")[0].2;
+    let [least, mean, largest] = [5, 6, 7].map(|place| words[1][place].parse::<f32>().unwrap());
+    assert!((values.iter().copied().reduce(f32::min).unwrap() - least).abs() < 1e-4, "{printed}");
+    assert!((values.iter().copied().reduce(f32::max).unwrap() - largest).abs() < 1e-4, "{printed}");
+    assert!((values.iter().sum::<f32>() / values.len() as f32 - mean).abs() < 1e-3, "{printed}");
+    assert_ne!(scene.accepts(&format!("{line} --seed 1")), printed);
+    for (options, code, says) in [
+        ("", 2, ["--inputs <FILE>", "or let --random make some"]),
+        ("--random --past 4", 2, ["no graph here has the axis \"past_sequence\"", "leave out"]),
+        ("--random --dim heads=4", 2, ["the axis \"heads\"", "leave out"]),
+        ("--random --seq 5000", 2, ["5000 positions", "smaller sizes"]),
+        ("--random --batch 1048576 --seq 1048576", 2, ["a point of", "smaller sizes"]),
+        ("--inputs i --seq 4", 2, ["--seq <T>", "--inputs <FILE>"]),
+        ("--inputs i --random", 2, ["--random", "--inputs <FILE>"]),
+    ] {
+        scene.refuses(&format!("run m.onnx {options}"), code, &says);
+    }
+    scene.write("m.plan", "a plan");
+    scene.refuses("run m.plan --random", 2, &["a plan does not tell what its ids mean", "--plan"]);
+}
+
+#[test]
+fn values_that_are_not_finite_are_counted() {
+    let scene = exported("");
+    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let graph = model.graph.as_mut().unwrap();
+    let last = graph.node.iter_mut().find(|node| node.output.iter().any(|name| name == "logits")).unwrap();
+    last.output[0] = "finite".into();
+    graph.node.push(node("Log", &["finite"], &["logits"]));
+    scene.write("m.onnx", model.encode_to_vec());
+    let printed = scene.accepts("run m.onnx --random --seq 5 --backend ort");
+    let header = printed.lines().next().unwrap();
+    let count: usize = printed.split_whitespace().last().unwrap().parse().unwrap();
+    assert!(header.ends_with("not finite") && count > 0 && count < 5 * 67, "{printed}");
+}
