@@ -69,16 +69,11 @@ impl OrtBackend {
     }
 
     fn builder(&self, runtime: &OrtRuntime, library: Option<&Path>) -> Result<SessionBuilder, BackendError> {
-        let mut builder =
-            Session::builder(&runtime.environment).map_err(|error| self.failed("create a session", &error))?;
-        builder = builder
+        let mut builder = runtime
+            .session_builder(self.options.threads)
+            .map_err(|error| self.failed("create a session", &error))?
             .with_optimization_level(GraphOptimizationLevel::All)
             .map_err(|error| self.failed("set the optimisation level", &error))?;
-        if let Some(threads) = self.options.threads {
-            builder = builder
-                .with_intra_threads(threads)
-                .map_err(|error| self.failed("set the number of threads", &error))?;
-        }
         if let Some(path) = library {
             let library = RuntimeLibrary::Operators(LibraryUse::Run);
             let unusable = |why| BackendError::RuntimeUnusable { library, path: path.into(), why };

@@ -6,8 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use ort::environment::Environment;
+use ort::environment::{Environment, GlobalThreadPoolOptions};
 use ort::logging::LogLevel;
+use ort::session::Session;
+use ort::session::builder::SessionBuilder;
 
 use super::cut_off::cut_off;
 use super::guard::guarded;
@@ -17,7 +19,6 @@ use super::{BackendError, RuntimeLibrary, names};
 /// ONNX Runtime, loaded.
 #[derive(Debug, Clone)]
 pub struct OrtRuntime {
-    pub(super) environment: Environment,
     path: PathBuf,
     version: String,
 }
@@ -32,6 +33,35 @@ impl OrtRuntime {
     pub fn version(&self) -> &str {
         &self.version
     }
+
+    /// What builds a session that computes with `threads`, or as many as ONNX Runtime chooses.
+    ///
+    /// Sessions share the threads of their environment, which has as many as the first of them wants; one that wants
+    /// another number has its own. Threads look for work for tens of milliseconds after a call, and those of a second
+    /// session would take processors from the first for so long.
+    pub(super) fn session_builder(&self, threads: Option<usize>) -> Result<SessionBuilder, ort::Error> {
+        static ENVIRONMENT: Mutex<Option<(Environment, Option<usize>)>> = Mutex::new(None);
+        let mut environment = ENVIRONMENT.lock().unwrap_or_else(PoisonError::into_inner);
+        let (environment, shared) = match environment.as_ref() {
+            Some(found) => found,
+            None => environment.insert((start(threads)?, threads)),
+        };
+        let builder = Session::builder(environment)?;
+        Ok(match threads {
+            _ if threads == *shared => builder,
+            Some(threads) => builder.with_independent_thread_pool()?.with_intra_threads(threads)?,
+            None => builder.with_independent_thread_pool()?,
+        })
+    }
+}
+
+fn start(threads: Option<usize>) -> Result<Environment, ort::Error> {
+    // Nothing runs nodes beside each other.
+    let pool = GlobalThreadPoolOptions::default().with_inter_threads(1)?.with_intra_threads(threads.unwrap_or(0))?;
+    let environment =
+        ort::init().with_name("moa-export").with_telemetry(false).with_global_thread_pool(pool).build()?;
+    environment.set_log_level(LogLevel::Fatal);
+    Ok(environment)
 }
 
 /// ONNX Runtime; found and loaded on the first call.
@@ -57,18 +87,14 @@ fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
     if let Some(why) = cut_off(path) {
         return Err(unusable(why));
     }
-    let builder = ort::init_from(path).map_err(|error| match error {
+    ort::init_from(path).map_err(|error| match error {
         ort::LoadDynamicError::BadVersion { version_str, .. } => {
             BackendError::RuntimeTooOld { found: version_str, needed: needed() }
         }
         ort::LoadDynamicError::MissingApi { path } => BackendError::RuntimeUnknown { path, needed: needed() },
         error => unusable(error.to_string()),
     })?;
-    let environment = builder.with_name("moa-export").with_telemetry(false).build().map_err(|error| {
-        BackendError::Failed { backend: names::ORT, stage: "start ONNX Runtime", text: error.to_string() }
-    })?;
-    environment.set_log_level(LogLevel::Fatal);
-    Ok(OrtRuntime { environment, path: path.to_owned(), version: version(path) })
+    Ok(OrtRuntime { path: path.to_owned(), version: version(path) })
 }
 
 /// Version in the name of the library, links resolved; else the library's own description of its build.

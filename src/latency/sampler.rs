@@ -119,7 +119,7 @@ pub(super) type TimedCall<'a, E> = Box<dyn FnMut() -> Result<CallTime, E> + 'a>;
 /// Warm-up: one call of each in every round, until for every contestant the medians of the last eight calls and of
 /// the eight before differ by at most 5 %, or until the time for it is spent. Then rounds of turns; each round
 /// begins with another contestant. A turn is one call that is not timed where there are several contestants,
-/// since the one before left its data in the caches and its threads spinning, and [`Budget::turn`] timed ones.
+/// since the one before left its data in the caches, and [`Budget::turn`] timed ones.
 ///
 /// # Errors
 ///
