@@ -9,7 +9,7 @@ mod source_hash;
 use std::path::{Path, PathBuf};
 
 use moa_graphs::{
-    Form, ImportError, LowerError, Options, Precision, WeightError, families, families::ImportOptions, model::Model,
+    ImportError, LowerError, Options, Precision, WeightError, families, families::ImportOptions, model::Model,
 };
 use moa_schema::{GateMode, IntegerType};
 
@@ -47,7 +47,7 @@ pub enum ExternalData {
 }
 
 /// What the user may say about an export.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ExportOptions {
     /// How our operators are written, and which outputs there are.
     pub graph: Options,
@@ -60,23 +60,6 @@ pub struct ExportOptions {
     pub external_data: ExternalData,
     /// Whether existing outputs are replaced.
     pub force: bool,
-}
-
-impl Default for ExportOptions {
-    fn default() -> Self {
-        Self {
-            graph: Options {
-                form: Form::Function,
-                precision: Precision::Fp32,
-                router_outputs: false,
-                last_logits: false,
-            },
-            opset: None,
-            gate_mode: None,
-            external_data: ExternalData::Auto,
-            force: false,
-        }
-    }
 }
 
 /// Why there is no export.

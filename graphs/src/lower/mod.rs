@@ -31,9 +31,10 @@ use operator::SelfAttentionOutput;
 ///
 /// The attention of the standard Transformer has the forms [`Self::Standard`] and [`Self::Fused`]: the second is one
 /// node of ONNX Runtime's own `com.microsoft::MultiHeadAttention`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Form {
     /// A node of ours, and a model-local function with the same meaning in standard operators.
+    #[default]
     Function,
     /// Nodes of ours only.
     Fused,
@@ -61,7 +62,7 @@ impl Form {
 }
 
 /// What the user may say about the graph.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
     /// How our operators are written.
     pub form: Form,
