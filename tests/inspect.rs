@@ -20,7 +20,7 @@ use moa_export::{
     },
     onnx::{
         proto::{GraphProto, TensorProto, tensor_proto::DataType},
-        read::OnnxFile,
+        read::{Dim, OnnxFile},
         read_model,
     },
 };
@@ -351,7 +351,7 @@ fn foreign_files_are_described() {
     assert_eq!(described.opsets, [("ai.onnx".to_owned(), 18), ("com.other".to_owned(), 4)].into());
     let operators: Vec<_> = described.operators.iter().map(|count| count.operator.as_str()).collect();
     assert_eq!(operators, ["MatMul", "Twist"]);
-    assert_eq!(described.inputs[0].shape.as_deref(), Some(&["batch".to_owned(), "3".into()][..]));
+    assert_eq!(described.inputs[0].shape.as_deref(), Some(&[Dim::Symbolic("batch".into()), Dim::Fixed(3)][..]));
 }
 
 /// A file that claims to be ours and is not what it claims to be is no reason to break.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::BackendError;
 use crate::onnx::proto::tensor_proto::DataType;
-use crate::onnx::read::{Dim, OnnxFile, PositionTable, ValueInfo};
+use crate::onnx::read::{Dim, OnnxFile, PositionTable, ValueInfo, dims_text};
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 /// Inputs that a model takes.
@@ -162,16 +162,7 @@ fn sum(name: &str, sizes: &HashMap<&str, usize>) -> Option<usize> {
 
 fn describe(input: &ValueInfo) -> String {
     let Some(dims) = &input.dims else { return input.data_type.type_name().to_owned() };
-    let dims: Vec<String> = dims.iter().map(dim_text).collect();
-    format!("{} [{}]", input.data_type.type_name(), dims.join(", "))
-}
-
-fn dim_text(dim: &Dim) -> String {
-    match dim {
-        Dim::Fixed(size) => size.to_string(),
-        Dim::Symbolic(name) => name.clone(),
-        Dim::Unknown => "?".to_owned(),
-    }
+    format!("{} {}", input.data_type.type_name(), dims_text(dims))
 }
 
 /// Sizes that earlier inputs gave to the symbols of this one.

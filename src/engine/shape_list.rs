@@ -6,7 +6,7 @@ use super::{
     InputShapes, Profile, ProfileError,
     profile::{MOST, terms},
 };
-use crate::onnx::read::{Dim, ValueInfo};
+use crate::onnx::read::{Dim, ValueInfo, dims_text};
 
 /// Shapes by the names of inputs, in the order in which they were given.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,7 +102,7 @@ pub fn listed_shapes(inputs: &[ValueInfo], lists: [(&str, &ShapeList); 3]) -> Re
 }
 
 fn refused(inputs: &[ValueInfo], why: String) -> ProfileError {
-    let described = |input: &ValueInfo| format!("{} {}", input.name, dims_text(input));
+    let described = |input: &ValueInfo| format!("{} {}", input.name, taken_shape(input));
     ProfileError::Shapes { why, inputs: inputs.iter().map(described).collect::<Vec<_>>().join(", ") }
 }
 
@@ -115,14 +115,8 @@ fn fixed(input: &ValueInfo) -> Option<Vec<u64>> {
     input.dims.as_ref()?.iter().map(size).collect()
 }
 
-fn dims_text(input: &ValueInfo) -> String {
-    let text = |dim: &Dim| match dim {
-        Dim::Fixed(size) => size.to_string(),
-        Dim::Symbolic(name) => name.clone(),
-        Dim::Unknown => "?".to_owned(),
-    };
-    let dims = input.dims.iter().flatten().map(text).collect::<Vec<_>>();
-    if input.dims.is_some() { format!("[{}]", dims.join(", ")) } else { "of unknown rank".to_owned() }
+fn taken_shape(input: &ValueInfo) -> String {
+    input.dims.as_deref().map_or_else(|| "of unknown rank".to_owned(), dims_text)
 }
 
 fn shape_text(shape: &[u64]) -> String {
@@ -137,7 +131,7 @@ fn checked(inputs: &[ValueInfo], input: &ValueInfo, shape: &[u64], option: &str)
     if is_its_own {
         return Ok(shape.to_vec());
     }
-    let (name, given, dims) = (&input.name, shape_text(shape), dims_text(input));
+    let (name, given, dims) = (&input.name, shape_text(shape), taken_shape(input));
     Err(refused(inputs, format!("{option} gives the input `{name}` the shape {given}, and the model says {dims}")))
 }
 

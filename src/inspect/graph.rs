@@ -65,8 +65,8 @@ pub struct Signature {
     pub name: String,
     /// Element type.
     pub dtype: &'static str,
-    /// Sizes and names of dimensions, `?` for an unknown one; `None` where not even the rank is known.
-    pub shape: Option<Vec<String>>,
+    /// Dimensions; `None` where not even the rank is known.
+    pub shape: Option<Vec<Dim>>,
 }
 
 /// One model file.
@@ -265,16 +265,7 @@ fn domain_name(domain: &str) -> String {
 }
 
 fn signature(value: &ValueInfo) -> Signature {
-    let dim = |dim: &Dim| match dim {
-        Dim::Fixed(size) => size.to_string(),
-        Dim::Symbolic(name) => name.clone(),
-        Dim::Unknown => "?".into(),
-    };
-    Signature {
-        name: value.name.clone(),
-        dtype: value.data_type.type_name(),
-        shape: value.dims.as_ref().map(|dims| dims.iter().map(dim).collect()),
-    }
+    Signature { name: value.name.clone(), dtype: value.data_type.type_name(), shape: value.dims.clone() }
 }
 
 /// Number of values.

@@ -175,3 +175,12 @@ fn a_masked_language_model_has_the_sizes_of_its_own_source() {
     assert_eq!(total(r#", "max_positions": 40, "max_source_positions": 99"#), positions);
     assert_ne!(total(r#", "max_source_positions": 99"#), positions);
 }
+
+#[test]
+fn sizes_of_dimensions_are_numbers_and_names_texts() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx");
+    let value = json(&scene, "inspect m.onnx");
+    assert_eq!(value["files"][0]["outputs"][0]["shape"], serde_json::json!(["batch", "sequence", 67]));
+    assert!(scene.accepts("inspect m.onnx").contains("logits float32 [batch, sequence, 67]"));
+}

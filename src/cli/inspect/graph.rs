@@ -7,7 +7,7 @@ use crate::{
     checkpoint,
     cli::{Failure, note, table::table},
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
-    onnx::read_model,
+    onnx::{read::dims_text, read_model},
 };
 
 /// Whether `path` is an `.onnx` file, or a folder with some and without a checkpoint.
@@ -129,7 +129,7 @@ fn folded(values: &[Signature]) -> Vec<String> {
         let (before, number, after) = first_number(&value.name);
         let shape = match &value.shape {
             None => "of unknown rank".into(),
-            Some(dims) => format!("[{}]", dims.join(", ")),
+            Some(dims) => dims_text(dims),
         };
         let after = format!("{after} {} {shape}", value.dtype);
         let mut series = all.iter_mut().filter(|series| series.before == before && series.after == after);

@@ -72,8 +72,9 @@ pub struct ValueInfo {
     pub dims: Option<Vec<Dim>>,
 }
 
-/// One dimension of a [`ValueInfo`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One dimension of a [`ValueInfo`]; in JSON a number, a name or null.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(untagged)]
 pub enum Dim {
     /// Always this size.
     Fixed(usize),
@@ -81,6 +82,21 @@ pub enum Dim {
     Symbolic(String),
     /// Any size.
     Unknown,
+}
+
+/// Dimensions as messages have them, such as `[batch, 3, ?]`.
+pub fn dims_text(dims: &[Dim]) -> String {
+    format!("[{}]", dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+}
+
+impl std::fmt::Display for Dim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Fixed(size) => size.fmt(f),
+            Self::Symbolic(name) => f.write_str(name),
+            Self::Unknown => f.write_str("?"),
+        }
+    }
 }
 
 /// Places of the values of a graph by name.
