@@ -215,7 +215,10 @@ mod tests {
             ("NVIDIA GH200 480GB", Version(9, 0), &["h100", "h200"]),
             ("NVIDIA GeForce RTX 5090", Version(12, 0), &["rtx5090"]),
             ("NVIDIA A10", Version(8, 6), &["a10"]),
-            ("NVIDIA GeForce RTX 3090", Version(8, 6), &["a10"]),
+            ("NVIDIA GeForce RTX 3090", Version(8, 6), &["rtx3090"]),
+            ("NVIDIA RTX A6000", Version(8, 6), &["a10", "a40", "rtx3090"]),
+            ("NVIDIA L40S", Version(8, 9), &["l40s"]),
+            ("NVIDIA GB200", Version(10, 0), &["gb200"]),
             ("Tesla P100", Version(6, 0), &[]),
         ] {
             let device = device(name, capability);

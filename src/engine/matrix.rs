@@ -103,16 +103,23 @@ const fn gpu(name: &'static str, capability: Version, from: Version, to: Option<
     Gpu { name, capability, cuda: (from, to) }
 }
 
-/// The GPUs that engines are built for, oldest first.
-pub const GPUS: [Gpu; 9] = [
+/// The GPUs that engines are built for, by compute capability.
+pub const GPUS: [Gpu; 16] = [
     gpu("v100", Version(7, 0), Version(9, 0), Some(Version(12, 9))),
     gpu("t4", Version(7, 5), Version(10, 0), None),
     gpu("a100", Version(8, 0), Version(11, 0), None),
+    gpu("a30", Version(8, 0), Version(11, 0), None),
     gpu("a10", Version(8, 6), Version(11, 1), None),
+    gpu("a40", Version(8, 6), Version(11, 1), None),
+    gpu("rtx3090", Version(8, 6), Version(11, 1), None),
     gpu("l4", Version(8, 9), Version(11, 8), None),
+    gpu("l40", Version(8, 9), Version(11, 8), None),
+    gpu("l40s", Version(8, 9), Version(11, 8), None),
+    gpu("rtx4090", Version(8, 9), Version(11, 8), None),
     gpu("h100", Version(9, 0), Version(11, 8), None),
     gpu("h200", Version(9, 0), Version(11, 8), None),
     gpu("b200", Version(10, 0), Version(12, 8), None),
+    gpu("gb200", Version(10, 0), Version(12, 8), None),
     gpu("rtx5090", Version(12, 0), Version(12, 8), None),
 ];
 
