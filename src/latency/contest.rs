@@ -425,7 +425,7 @@ mod tests {
     }
 
     fn times(turns: &[u64]) -> Times {
-        let mut times = Times::new().unwrap();
+        let mut times = Times::default();
         turns.iter().for_each(|turn| times.add(*turn));
         times
     }

@@ -21,9 +21,6 @@ pub enum LatencyError {
     /// The older result measured something else.
     #[error(transparent)]
     Incomparable(#[from] Incomparable),
-    /// The histogram could not be made.
-    #[error("the histogram of times: {0}")]
-    Histogram(#[from] hdrhistogram::CreationError),
     /// A folder holds no graph.
     #[error(transparent)]
     NoGraph(#[from] NoGraph),

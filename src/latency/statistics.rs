@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hdrhistogram::{CreationError, Histogram};
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 /// Longest time that the histogram tells apart from longer ones, in nanoseconds: an hour.
@@ -21,11 +21,10 @@ const CONFIDENCE: f64 = 0.95;
 ///
 /// Every different time is kept with how often it was seen. Calls that take `t` nanoseconds have about `t` different
 /// times at most, and in a second there are `1e9 / t` of them: in a minute no more than some 250,000, whatever `t` is.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Times {
     counts: BTreeMap<u64, u64>,
     samples: u64,
-    histogram: Histogram<u64>,
 }
 
 /// What [`Times`] say.
@@ -52,21 +51,10 @@ pub struct Summary {
 }
 
 impl Times {
-    /// No times yet.
-    ///
-    /// # Errors
-    ///
-    /// Never: the histogram's bounds are constants that it takes.
-    pub fn new() -> Result<Self, CreationError> {
-        let histogram = Histogram::new_with_bounds(1, LONGEST, DIGITS)?;
-        Ok(Self { counts: BTreeMap::new(), samples: 0, histogram })
-    }
-
     /// Adds one time.
     pub fn add(&mut self, nanoseconds: u64) {
         *self.counts.entry(nanoseconds).or_default() += 1;
         self.samples += 1;
-        self.histogram.saturating_record(nanoseconds.max(1));
     }
 
     /// The shortest time that `thousandths` of all do not exceed, where enough samples lie beyond it.
@@ -97,12 +85,15 @@ impl Times {
             p99: self.percentile(990),
             p99_9: self.percentile(999),
             max: *self.counts.last_key_value()?.0,
-            histogram: self
-                .histogram
-                .iter_recorded()
-                .map(|step| (step.value_iterated_to(), step.count_at_value()))
-                .collect(),
+            histogram: self.steps()?,
         })
+    }
+
+    /// Upper ends of steps of three digits, and how many times lie in each.
+    fn steps(&self) -> Option<Vec<(u64, u64)>> {
+        let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST, DIGITS).ok()?;
+        self.counts.iter().for_each(|(time, count)| histogram.saturating_record_n((*time).max(1), *count));
+        Some(histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value())).collect())
     }
 }
 
@@ -183,7 +174,7 @@ mod tests {
     use crate::random::Random;
 
     fn times(values: impl IntoIterator<Item = u64>) -> Times {
-        let mut times = Times::new().unwrap();
+        let mut times = Times::default();
         values.into_iter().for_each(|value| times.add(value));
         times
     }

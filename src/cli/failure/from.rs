@@ -445,7 +445,7 @@ impl From<LatencyError> for Failure {
             LatencyError::Read(error) => return error.into(),
             LatencyError::Backend(error) => return error.into(),
             LatencyError::Incomparable(_) => (Code::Usage, Some(COMPARABLE)),
-            LatencyError::Shape(_) | LatencyError::Histogram(_) => (Code::BenchModel, None),
+            LatencyError::Shape(_) => (Code::BenchModel, None),
             LatencyError::NoGraph(error) => return error.into(),
             LatencyError::NothingInCommon { .. } => (Code::BenchUsage, Some("compare models of one kind")),
             LatencyError::UnknownAxis { .. } => (Code::BenchUsage, Some("give it with --dim AXIS=N")),
