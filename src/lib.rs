@@ -32,8 +32,9 @@
 //! println!("{} files of what was trained: {}", report.files.len(), report.source_sha256);
 //!
 //! let backends: Vec<_> = ort_function(OrtOptions::default()).into_iter().collect();
-//! let result = verify(&out, &checkpoint, &backends, &VerifyOptions::default())?;
-//! assert!(!result.differs(), "{result:?}");
+//! let required = vec!["ort-function".to_owned()];
+//! let result = verify(&out, &checkpoint, &backends, &VerifyOptions { required, ..VerifyOptions::default() })?;
+//! assert!(result.passed() && result.not_compared().is_empty(), "{result:?}");
 //! # Ok(())
 //! # }
 //! ```

@@ -22,7 +22,7 @@ use support_onnx::{
 fn backends() -> Vec<Box<dyn Backend>> {
     let runtime = RuntimeLibrary::OnnxRuntime;
     assert!(runtime.named().is_some(), "set {} to libonnxruntime for this test", runtime.variable());
-    let options = OrtOptions { threads: Some(1), operator_library: None };
+    let options = OrtOptions { threads: Some(1), ..OrtOptions::default() };
     [ort(options.clone()), ort_function(options), tract()].map(|backend| backend.expect("default features")).into()
 }
 

@@ -70,7 +70,7 @@ fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
 #[test]
 fn every_backend_computes_the_same() {
     let model = small_transformer();
-    let options = OrtOptions { threads: Some(1), operator_library: None };
+    let options = OrtOptions { threads: Some(1), ..OrtOptions::default() };
     let (ort, tract) = (ort_function(options).unwrap(), tract().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let mut found = Vec::new();
@@ -89,7 +89,7 @@ fn every_backend_computes_the_same() {
 #[test]
 fn every_precision_is_near_f32() {
     let model = small_transformer();
-    let ort = ort_function(OrtOptions { threads: Some(1), operator_library: None }).unwrap();
+    let ort = ort_function(OrtOptions { threads: Some(1), ..OrtOptions::default() }).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let out = |precision: Precision| folder.path().join(precision.as_str());
     for form in [Form::Standard, Form::Fused] {

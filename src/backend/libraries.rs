@@ -177,7 +177,8 @@ pub fn operator_library_to_copy() -> Result<PathBuf, BackendError> {
 }
 
 /// As [`find_operator_library`] without a path, for a library that ONNX Runtime takes: where that is here, it loads the
-/// library and has it register its operators, as for a session; else the file is looked at.
+/// library and has it register its operators, as for a session, which decides the number of threads that sessions of
+/// this process share; else the file is looked at.
 ///
 /// # Errors
 ///

@@ -133,7 +133,12 @@ pub type Bound<'a> = Box<dyn FnMut() -> Result<Option<Duration>, BackendError> +
 #[derive(Debug, Clone, Default)]
 pub struct OrtOptions {
     /// Threads within one operator; as many as ONNX Runtime chooses where absent.
+    ///
+    /// Sessions share the threads of the process, which are as many as the first of them wants; one that wants another
+    /// number has its own.
     pub threads: Option<usize>,
+    /// Whether sessions have threads of their own all the same, such as where several compute at once.
+    pub own_threads: bool,
     /// The operator library; searched for where absent.
     pub operator_library: Option<PathBuf>,
 }

@@ -70,7 +70,7 @@ impl OrtBackend {
 
     fn builder(&self, runtime: &OrtRuntime, library: Option<&Path>) -> Result<SessionBuilder, BackendError> {
         let mut builder = runtime
-            .session_builder(self.options.threads)
+            .session_builder(&self.options)
             .map_err(|error| self.failed("create a session", &error))?
             .with_optimization_level(GraphOptimizationLevel::All)
             .map_err(|error| self.failed("set the optimisation level", &error))?;

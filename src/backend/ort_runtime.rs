@@ -14,7 +14,7 @@ use ort::session::builder::SessionBuilder;
 use super::cut_off::cut_off;
 use super::guard::guarded;
 use super::libraries::find_onnxruntime;
-use super::{BackendError, RuntimeLibrary, names};
+use super::{BackendError, OrtOptions, RuntimeLibrary, names};
 
 /// ONNX Runtime, loaded.
 #[derive(Debug, Clone)]
@@ -34,12 +34,12 @@ impl OrtRuntime {
         &self.version
     }
 
-    /// What builds a session that computes with `threads`, or as many as ONNX Runtime chooses.
+    /// What builds a session with the threads that `options` say.
     ///
-    /// Sessions share the threads of their environment, which has as many as the first of them wants; one that wants
-    /// another number has its own. Threads look for work for tens of milliseconds after a call, and those of a second
-    /// session would take processors from the first for so long.
-    pub(super) fn session_builder(&self, threads: Option<usize>) -> Result<SessionBuilder, ort::Error> {
+    /// Threads look for work for tens of milliseconds after a call, and those of a second session would take processors
+    /// from the first for so long: sessions share the threads of their environment, of which there is one.
+    pub(super) fn session_builder(&self, options: &OrtOptions) -> Result<SessionBuilder, ort::Error> {
+        let OrtOptions { threads, own_threads, .. } = *options;
         static ENVIRONMENT: Mutex<Option<(Environment, Option<usize>)>> = Mutex::new(None);
         let mut environment = ENVIRONMENT.lock().unwrap_or_else(PoisonError::into_inner);
         let (environment, shared) = match environment.as_ref() {
@@ -48,7 +48,7 @@ impl OrtRuntime {
         };
         let builder = Session::builder(environment)?;
         Ok(match threads {
-            _ if threads == *shared => builder,
+            _ if threads == *shared && !own_threads => builder,
             Some(threads) => builder.with_independent_thread_pool()?.with_intra_threads(threads)?,
             None => builder.with_independent_thread_pool()?,
         })

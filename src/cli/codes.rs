@@ -28,7 +28,7 @@ codes! {
     NoVocabulary = 220, "a dictionary or codes for a model that has none";
     NoDictionary = 222, "codes are given and no dictionary";
     GenerationOption = 225, "an option of `generate` has a value that generation does not take";
-    BenchUsage = 229, "`bench`: models, sizes or inputs that cannot be timed";
+    BenchUsage = 229, "`bench` and `run`: models, sizes or inputs that do not fit each other";
     ProfileSizes = 230, "sizes of an engine that do not fit the model";
     NeedsFolder = 231, "one file is named where the model is several";
     CheckpointMalformed = 302, "the checkpoint, or a file beside it, is damaged or contradicts itself";

@@ -147,7 +147,10 @@ pub(super) fn runtime(arguments: &GenerateArguments) -> (OrtOperators, OrtOption
         RuntimeArgument::Ort => OrtOperators::Library,
         RuntimeArgument::OrtFunction => OrtOperators::Functions,
     };
-    (operators, OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone() })
+    (
+        operators,
+        OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone(), ..OrtOptions::default() },
+    )
 }
 
 fn options(arguments: &GenerateArguments, interruption: &Interruption, profile: bool) -> TranslatorOptions {

@@ -13,7 +13,7 @@ use super::{
     bench::check_tokens,
     failure::is_engine_name,
     interrupt::Ending,
-    output_file::{OutputFile, no_other_ending},
+    output_file::{OutputFile, commit_all, no_other_ending},
     print_result,
     run_args::RunArguments,
     table::table,
@@ -21,30 +21,33 @@ use super::{
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions},
     file_names::graphs_in,
+    files::name_of,
     latency::inputs_at,
     onnx::{OnnxFile, read_model},
-    tensor::{NamedTensors, Tensor},
+    tensor::{NamedTensors, Tensor, TensorData},
     tensor_file,
 };
 
 pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    let RunArguments { model, outputs: out, .. } = arguments;
-    let ending = Ending::at_once([Some(model), out.as_ref()].into_iter().flatten().map(PathBuf::as_path))?;
-    keep_apart(&[out.as_deref()], arguments.inputs())?;
-    out.as_deref().map_or(Ok(()), check_ending)?;
+    let written = [arguments.outputs.as_deref(), arguments.random.save_inputs.as_deref()];
+    let ending = Ending::at_once(written.into_iter().flatten().chain([arguments.model.as_path()]))?;
+    keep_apart(&written, arguments.inputs())?;
+    written.into_iter().flatten().try_for_each(check_ending)?;
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
     let inputs = runnable.inputs(arguments)?;
-    let output = OutputFile::of_option(out.as_deref(), arguments.force)?;
+    let [kept_outputs, kept_inputs] = written.map(|path| OutputFile::of_option(path, arguments.force));
+    let (kept_outputs, kept_inputs) = (kept_outputs?, kept_inputs?);
     let mut runner = runnable.load(arguments, &inputs)?;
     let outputs = runner.run(&inputs).map_err(|error| match &arguments.inputs {
         Some(path) => Failure::of_inputs(error, path),
         None => error.into(),
     })?;
-    if let Some(output) = output {
-        let output = output.fill(&tensor_file::encode(&outputs)?)?;
-        ending.place(|| output.commit())?;
-    }
+    let fill = |file: Option<OutputFile>, tensors: &NamedTensors| -> Result<_, Failure> {
+        let Some(file) = file else { return Ok(None) };
+        Ok(Some(file.fill(tensor_file::encode(tensors)?)))
+    };
+    commit_all([fill(kept_outputs, &outputs)?, fill(kept_inputs, &inputs)?], &ending)?;
     print_result(&summary(&outputs))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -60,17 +63,11 @@ fn check_ending(path: &Path) -> Result<(), Failure> {
 }
 
 /// Types, shapes and ranges of tensors, a line for each.
-#[allow(clippy::cast_precision_loss)]
 fn summary(outputs: &NamedTensors) -> String {
     let header = ["output", "type", "shape", "least", "mean", "largest", "not finite"];
     let row = |(name, tensor): (&String, &Tensor)| {
-        let values = tensor.to_f64();
-        let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
-        let mean = finite.iter().sum::<f64>() / finite.len() as f64;
-        let range = [finite.iter().copied().reduce(f64::min), Some(mean), finite.iter().copied().reduce(f64::max)];
-        let number = |value: Option<f64>| value.filter(|value| value.is_finite()).map_or("-".to_owned(), short);
-        let [least, mean, largest] = range.map(number);
-        let others = values.len() - finite.len();
+        let Range { least, mean, largest, others } = Range::of(tensor);
+        let [least, mean, largest] = [least, mean, largest].map(|value| value.map_or("-".to_owned(), short));
         let kind = tensor.data().type_name().to_owned();
         vec![name.clone(), kind, format!("{:?}", tensor.shape()), least, mean, largest, others.to_string()]
     };
@@ -79,6 +76,44 @@ fn summary(outputs: &NamedTensors) -> String {
     let shown = header.len() - usize::from(all_finite);
     rows.iter_mut().for_each(|row| row.truncate(shown));
     table(&header[..shown], &rows)
+}
+
+/// Finite values of a tensor, and how many others there are.
+#[derive(Default)]
+struct Range {
+    least: Option<f64>,
+    mean: Option<f64>,
+    largest: Option<f64>,
+    others: usize,
+}
+
+impl Range {
+    #[allow(clippy::cast_precision_loss)]
+    fn of(tensor: &Tensor) -> Self {
+        match tensor.data() {
+            TensorData::F16(values) => Self::of_values(values.iter().map(|value| value.to_f64())),
+            TensorData::F32(values) => Self::of_values(values.iter().map(|value| f64::from(*value))),
+            TensorData::F64(values) => Self::of_values(values.iter().copied()),
+            TensorData::I32(values) => Self::of_values(values.iter().map(|value| f64::from(*value))),
+            TensorData::I64(values) => Self::of_values(values.iter().map(|value| *value as f64)),
+        }
+    }
+
+    #[allow(clippy::cast_precision_loss)]
+    fn of_values(values: impl Iterator<Item = f64>) -> Self {
+        let (mut range, mut sum, mut count) = (Self::default(), 0.0, 0_usize);
+        for value in values {
+            if !value.is_finite() {
+                range.others += 1;
+                continue;
+            }
+            range.least = Some(range.least.map_or(value, |least| least.min(value)));
+            range.largest = Some(range.largest.map_or(value, |largest| largest.max(value)));
+            sum += value;
+            count += 1;
+        }
+        Self { mean: (count > 0).then(|| sum / count as f64), ..range }
+    }
 }
 
 /// A number to five places or five digits; whole numbers as they are.
@@ -100,7 +135,7 @@ impl Runnable {
     fn open(arguments: &RunArguments) -> Result<Self, Failure> {
         if !is_engine_name(&arguments.model) {
             arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendArgument::Ort)])?;
-            return Ok(Self::Model(Box::new(read_model(&graph(&arguments.model))?)));
+            return Ok(Self::Model(Box::new(read_model(&graph(&arguments.model)?)?)));
         }
         let message = format!("{} is a plan, which TensorRT alone runs", arguments.model.display());
         match arguments.backend {
@@ -151,10 +186,15 @@ impl Runnable {
 }
 
 /// The file of the graph that is run: the only one of a folder, or `model` itself.
-fn graph(model: &Path) -> PathBuf {
+fn graph(model: &Path) -> Result<PathBuf, Failure> {
     match graphs_in(model).as_deref() {
-        Ok([(_, graph)]) => graph.clone(),
-        _ => model.to_owned(),
+        Ok([(_, graph)]) => Ok(graph.clone()),
+        Ok([(_, first), .., (_, last)]) => {
+            let [first, last] = [first, last].map(|graph| name_of(graph));
+            let message = format!("{} holds {first} and {last}, and one graph is run", model.display());
+            Err(Failure::usage(message, Some(&format!("give {}", model.join(first).display()))))
+        }
+        _ => Ok(model.to_owned()),
     }
 }
 
@@ -202,7 +242,8 @@ pub(super) fn backends(
 
 /// The backend that `choice` names.
 pub(super) fn backend(choice: BackendArgument, options: &BackendOptions) -> Result<Box<dyn Backend>, Failure> {
-    let ort = OrtOptions { threads: options.threads, operator_library: options.library.clone() };
+    let ort =
+        OrtOptions { threads: options.threads, operator_library: options.library.clone(), ..OrtOptions::default() };
     let backend = match choice {
         BackendArgument::Ort => backend::ort(ort),
         BackendArgument::OrtFunction => backend::ort_function(ort),

@@ -70,6 +70,9 @@ pub(super) struct RandomArguments {
     /// Seed of the values
     #[arg(long, value_name = "N", default_value = "0", conflicts_with = "inputs")]
     pub(super) seed: u64,
+    /// Where these inputs go by name, a `.safetensors` file that --inputs takes
+    #[arg(long, value_name = "FILE", value_parser = written(), conflicts_with = "inputs")]
+    pub(super) save_inputs: Option<PathBuf>,
 }
 
 impl RandomArguments {

@@ -10,7 +10,7 @@ use super::{
     apart::keep_apart,
     args::{BackendArgument, VerifyArguments},
     interrupt::Ending,
-    must_be_open, open_checkpoint,
+    must_be_open, note, open_checkpoint,
     output_file::{JSON, OutputFile, PAGE, commit_all, own_ending},
     print_result,
     progress::VerifyProgress,
@@ -24,7 +24,7 @@ use crate::{
     checkpoint::Checkpoint,
     parity::{
         BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, NodeAudit,
-        RoundingCost, Skip, ToleranceOptions, Verification, VerifyOptions, verify_watched,
+        RoundingCost, Skip, Step, ToleranceOptions, Verification, VerifyOptions, Watch, verify_watched,
     },
 };
 
@@ -76,11 +76,13 @@ pub(super) fn verify(
     let report_file = OutputFile::of_option(arguments.json.as_deref(), arguments.force)?;
     let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
     let progress = VerifyProgress::new();
-    let result = verify_watched(&arguments.model, checkpoint, &backends, &options, &progress);
-    drop(progress);
-    let result = result?;
+    let result = verify_watched(&arguments.model, checkpoint, &backends, &options, &progress)?;
     let is_kept = arguments.json.is_some() || arguments.report.is_some();
-    let receipt = is_kept.then(|| Receipt::new(arguments, checkpoint, &backends, &result)).transpose()?;
+    progress.begin(Step::Checkpoint);
+    let receipt = is_kept.then(|| Receipt::new(arguments, checkpoint, &backends, &result));
+    drop(progress);
+    let receipt = receipt
+        .and_then(|receipt| receipt.map_err(|failure| note(&format!("there is no receipt: {}", failure.message))).ok());
     let printed = print_result(&match (&arguments.json, &report_file) {
         (Some(_), None) => format!("{:#}\n", merged(exported, json(&result, receipt.as_ref()))),
         _ => text(arguments, &result),
@@ -291,7 +293,9 @@ pub(super) fn origin(result: &Verification) -> Option<&'static str> {
         Some(true) => {
             Some("the export was made from another checkpoint: moa.source.sha256 is not the hash of this one")
         }
-        Some(false) => Some("the export was made from this checkpoint, and its file was changed since"),
+        Some(false) => Some(
+            "the export was made from these weights: its file, the configuration or the version of moa-export is another one",
+        ),
         None if result.audits.iter().any(most_differ) => {
             Some("most constants differ: this may be an export of another checkpoint")
         }

@@ -1,5 +1,7 @@
 //! What a verification must carry so that somebody else can tell what was verified, and with what.
 
+use std::path::{Path, PathBuf};
+
 use serde::Serialize;
 
 use super::{Failure, args::VerifyArguments, receipt::libraries};
@@ -28,7 +30,7 @@ pub(super) struct Receipt {
     pub(super) threads: Option<usize>,
     /// Runtimes and libraries of the backends.
     pub(super) runtimes: Vec<Library>,
-    /// Files of the export, and the plan where one was given.
+    /// Files of the export, and the plans where some were given.
     pub(super) files: Vec<ModelFile>,
     /// SHA-256 of the checkpoint's weights, as the metadata `moa.source.sha256` of an export have it.
     pub(super) checkpoint_sha256: String,
@@ -48,16 +50,16 @@ impl Receipt {
         backends: &[Box<dyn Backend>],
         result: &Verification,
     ) -> Result<Self, Failure> {
-        let plan = arguments.tensorrt.plan.iter().filter(|plan| plan.is_file());
+        let plans = arguments.tensorrt.plan.iter().flat_map(|plan| plans_of(plan, &result.files));
         let mut files = Vec::new();
-        for path in result.files.iter().chain(plan) {
-            let (sha256, bytes) = hash_file(path).map_err(LatencyError::from)?;
-            files.push(ModelFile { model: name_of(&arguments.model), file: name_of(path), bytes, sha256 });
+        for path in result.files.iter().cloned().chain(plans) {
+            let (sha256, bytes) = hash_file(&path).map_err(LatencyError::from)?;
+            files.push(ModelFile { model: name_of(&arguments.model), file: name_of(&path), bytes, sha256 });
         }
         Ok(Self {
             program: env!("CARGO_PKG_VERSION"),
             unix_time: now(),
-            cpu: Machine::read().cpu,
+            cpu: Machine::processor(),
             threads: arguments.threads,
             runtimes: libraries(backends, arguments.library.as_deref()),
             files,
@@ -67,4 +69,13 @@ impl Receipt {
             rtol: arguments.rtol,
         })
     }
+}
+
+/// The plan that was given, or those of the graphs among `files` where it is a folder.
+fn plans_of(plan: &Path, files: &[PathBuf]) -> Vec<PathBuf> {
+    if !plan.is_dir() {
+        return vec![plan.to_owned()];
+    }
+    let graphs = files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "onnx"));
+    graphs.filter_map(|graph| Some(plan.join(graph.file_stem()?).with_extension("plan"))).collect()
 }

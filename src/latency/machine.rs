@@ -55,6 +55,8 @@ pub struct Moment {
 /// Time of processors since the machine started, in the system's clock ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticks {
+    /// How many processors.
+    pub cpus: usize,
     /// Of all of them.
     pub all: u64,
     /// In which some program of this machine ran.
@@ -64,6 +66,11 @@ pub struct Ticks {
 }
 
 impl Machine {
+    /// Name of the processor.
+    pub fn processor() -> Option<String> {
+        fields(&text("/proc/cpuinfo")?, "model name").next().map(str::to_owned)
+    }
+
     /// Reads what there is to read.
     pub fn read() -> Self {
         let cpuinfo = text("/proc/cpuinfo").unwrap_or_default();
@@ -110,12 +117,12 @@ impl Moment {
 }
 
 impl Ticks {
-    /// Processors' worth of time that other programs of this machine took since `before`, out of `usable_cpus`.
+    /// Processors' worth of time that other programs of this machine took since `before`.
     #[allow(clippy::cast_precision_loss)]
-    pub fn of_others_since(&self, before: &Self, usable_cpus: usize) -> Option<f64> {
+    pub fn of_others_since(&self, before: &Self) -> Option<f64> {
         let since = |of: fn(&Self) -> u64| of(self).checked_sub(of(before));
         let (all, busy, own) = (since(|ticks| ticks.all)?, since(|ticks| ticks.busy)?, since(|ticks| ticks.own)?);
-        (all > 0).then(|| busy.saturating_sub(own) as f64 / all as f64 * usable_cpus as f64)
+        (all > 0).then(|| busy.saturating_sub(own) as f64 / all as f64 * self.cpus as f64)
     }
 }
 
@@ -195,6 +202,7 @@ fn ticks(stat: &str, own: &str, usable: &BTreeSet<usize>) -> Option<Ticks> {
             continue;
         }
         let times: Vec<u64> = words.take(8).map(str::parse).collect::<Result<_, _>>().ok()?;
+        ticks.cpus += 1;
         ticks.all += times.iter().sum::<u64>();
         ticks.busy +=
             times.iter().enumerate().filter(|(place, _)| ![3, 4, 7].contains(place)).map(|(_, time)| time).sum::<u64>();
@@ -250,9 +258,9 @@ mod tests {
             ticks(&stat, &own(user), &[1].into()).unwrap()
         };
         let before = at(100, 50, 60);
-        assert_eq!(before, Ticks { all: 172, busy: 110, own: 65 });
-        assert_eq!(at(180, 70, 100).of_others_since(&before, 2), Some(0.8));
-        assert_eq!(before.of_others_since(&before, 2), None);
+        assert_eq!(before, Ticks { cpus: 1, all: 172, busy: 110, own: 65 });
+        assert_eq!(at(180, 70, 100).of_others_since(&before), Some(0.4));
+        assert_eq!(before.of_others_since(&before), None);
         assert_eq!(ticks("cpu  1 2 3 4", &own(1), &[1].into()), None);
     }
 

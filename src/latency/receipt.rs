@@ -121,13 +121,13 @@ impl Receipt {
     fn weaknesses(&self) -> Vec<String> {
         let Self { machine, before, after, threads, .. } = self;
         let mut warnings = Vec::new();
-        #[allow(clippy::cast_precision_loss)]
-        let free = (machine.usable_cpus as f64 - threads.onnx_runtime as f64).max(0.0);
         let others = after.ticks.zip(before.ticks);
-        let others = others.and_then(|(after, before)| after.of_others_since(&before, machine.usable_cpus));
-        if let Some(others) = others.filter(|others| *others > free + MOST_OF_OTHERS) {
-            warnings
-                .push(format!("other programs took {others:.2} of {} processors while this ran", machine.usable_cpus));
+        let others = others.and_then(|(after, before)| Some((after.cpus, after.of_others_since(&before)?)));
+        #[allow(clippy::cast_precision_loss)]
+        let is_felt =
+            |(cpus, took): &(usize, f64)| *took > cpus.saturating_sub(threads.onnx_runtime) as f64 + MOST_OF_OTHERS;
+        if let Some((cpus, took)) = others.filter(is_felt) {
+            warnings.push(format!("other programs took {took:.2} of {cpus} processors while this ran"));
         }
         if threads.onnx_runtime > machine.usable_cpus {
             warnings.push(format!("{} threads share {} processors", threads.onnx_runtime, machine.usable_cpus));
@@ -202,9 +202,10 @@ mod tests {
 
     /// Of a run in which other programs took the time of `others` processors.
     fn receipt(machine: Machine, others: f64, threads: usize) -> Receipt {
-        let busy = (others / machine.usable_cpus as f64 * 1000.0).round() as u64;
+        let cpus = machine.usable_cpus;
+        let busy = (others / cpus as f64 * 1000.0).round() as u64;
         let before = Moment { ticks: Some(Ticks::default()), ..Moment::default() };
-        let after = Moment { ticks: Some(Ticks { all: 1000, busy, own: 0 }), ..Moment::default() };
+        let after = Moment { ticks: Some(Ticks { cpus, all: 1000, busy, own: 0 }), ..Moment::default() };
         let threads = Threads { asked: Some(threads), onnx_runtime: threads, tract: 1 };
         Receipt { machine, before, after, threads, ..sample() }
     }

@@ -39,7 +39,7 @@ pub struct Grid {
     pub sequence: Vec<usize>,
     /// Cached tokens.
     pub past: Vec<usize>,
-    /// Source tokens of a graph that has both sides; as many as past and new tokens together where absent.
+    /// Source tokens; where absent, as many as past and new tokens together, or new tokens of a graph without those.
     pub source: Vec<usize>,
     /// Sizes of other axes.
     pub others: Sizes,
@@ -82,9 +82,8 @@ impl Grid {
     /// The first axis that was given a size and that graphs with these axes, one set for each graph, do not have.
     pub(super) fn unused_axis(&self, graphs: &[BTreeSet<String>]) -> Option<&str> {
         let is_known = |axis: &str| graphs.iter().any(|axes| axes.contains(axis));
-        let has_source = || graphs.iter().any(|axes| axes.contains(SEQUENCE) && axes.contains(SOURCE));
         let past = (self.past.iter().any(|past| *past > 0) && !is_known(PAST)).then_some(PAST);
-        let source = || (!self.source.is_empty() && !has_source()).then_some(SOURCE);
+        let source = || (!self.source.is_empty() && !is_known(SOURCE)).then_some(SOURCE);
         past.or_else(source).or_else(|| self.others.keys().map(String::as_str).find(|axis| !is_known(axis)))
     }
 
@@ -102,7 +101,7 @@ impl Grid {
             SEQUENCE => Ok(sequence),
             PAST => Ok(past),
             SOURCE if both_sides => Ok(source.unwrap_or(past + sequence)),
-            SOURCE => Ok(sequence),
+            SOURCE => Ok(source.unwrap_or(sequence)),
             other => self.others.get(other).copied().ok_or_else(|| LatencyError::UnknownAxis { axis: axis.clone() }),
         };
         axes.iter().map(|axis| Ok((axis.clone(), size(axis)?))).collect()

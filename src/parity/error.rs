@@ -67,14 +67,19 @@ pub enum VerifyError {
         /// File name.
         second: String,
     },
-    /// Another program put nodes in place of every routed operator, whose routing no value is named after.
-    #[error(
-        "{graph} does not show which experts it chooses: it has no node of the operators that the checkpoint gives, nor \
-         values under the names of their routing"
-    )]
+    /// A graph has neither the operator of a module nor values under the names of its routing.
+    #[error("{graph} does not show which experts the module {module} chooses")]
     RoutingUnseen {
         /// File name.
         graph: String,
+        /// The module.
+        module: String,
+    },
+    /// A backend is required that none of those given is.
+    #[error("the backend {name} is required, and is not among those that were given")]
+    NotGiven {
+        /// Its name.
+        name: String,
     },
     /// What the user gave a backend, such as a plan, does not serve: nothing was verified.
     #[error(transparent)]

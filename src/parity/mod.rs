@@ -51,7 +51,7 @@ use crate::{
 };
 use files::Files;
 use graph_check::{GraphCheck, Truth};
-use nodes::hides_routing;
+use nodes::hidden_module;
 use settings::{Settings, may_round_products};
 
 /// What the user may say about a verification.
@@ -246,7 +246,9 @@ pub fn verify_watched(
     let family = checkpoint.config().model_type().to_owned();
     let probe = import(checkpoint, None).map_err(ExportError::from)?;
     let files = Files::open(path, &family, &probe)?;
-    for backend in backends.iter().filter(|backend| options.required.iter().any(|name| name == backend.name())) {
+    for name in &options.required {
+        let backend = backends.iter().find(|backend| backend.name() == name);
+        let backend = backend.ok_or_else(|| VerifyError::NotGiven { name: name.clone() })?;
         files.graphs.iter().try_for_each(|(_, file)| must_be_there(backend.as_ref(), file))?;
     }
     let Settings { gate_mode, form, is_stated, precision, .. } = files.settings;
@@ -305,8 +307,10 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
     let options = Options { form, precision, router_outputs, last_logits };
     let expected = moa_graphs::lower(model, options).map_err(ExportError::from)?;
     let pairs = || files.graphs.iter().map(|(_, file)| file).zip(expected.iter().map(|graph| &graph.graph));
-    if let Some((file, _)) = pairs().find(|(file, graph)| hides_routing(file, graph)) {
-        return Err(VerifyError::RoutingUnseen { graph: file.name() });
+    for (file, graph) in pairs() {
+        if let Some(module) = hidden_module(file, graph) {
+            return Err(VerifyError::RoutingUnseen { graph: file.name(), module });
+        }
     }
     let nodes = pairs().map(|(file, graph)| NodeAudit::run(file, graph, is_stated));
     let nodes: Vec<_> = nodes.collect();

@@ -43,10 +43,11 @@ impl NodeAudit {
     }
 }
 
-/// Whether the graph of `file` shows the routing of no module, where `expected` has some.
-pub(super) fn hides_routing(file: &OnnxFile, expected: &Graph) -> bool {
+/// The first module of `expected` whose routing the graph of `file` does not show.
+pub(super) fn hidden_module(file: &OnnxFile, expected: &Graph) -> Option<String> {
     let modules = |mut model: ModelProto| expose_routing(&mut model);
-    !modules(structure(expected, 1)).is_empty() && modules(file.model().clone()).is_empty()
+    let shown = modules(file.model().clone());
+    modules(structure(expected, 1)).into_iter().find(|module| !shown.contains(module))
 }
 
 pub(super) fn nodes(model: &ModelProto) -> &[NodeProto] {
@@ -126,7 +127,7 @@ fn first_node(found: &[NodeProto], expected: &[NodeProto]) -> Option<String> {
     };
     let first = found.iter().zip(expected).take_while(same).count();
     let node = found.get(first).or_else(|| expected.get(first))?;
-    Some(format!("node {first}, \"{}\",", called(node)))
+    Some(format!("node {first} \"{}\"", called(node)))
 }
 
 /// The name of a node, or its operator where it has none.

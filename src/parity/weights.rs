@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use moa_graphs::graph::{Attribute, Buffers, Data, Graph, Initializer, turned_name};
 
 use super::Watch;
-use crate::onnx::{OnnxFile, ReadError, proto::TensorProto};
+use crate::onnx::{
+    OnnxFile, ReadError,
+    proto::{GraphProto, NodeProto, TensorProto},
+};
 
 /// Outcome of the audit of one file.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
@@ -48,7 +51,7 @@ impl WeightAudit {
 
     /// Compares the constants of `file` with those of `expected`, the graph that the checkpoint gives, and with those
     /// that it has where a weight was turned before it was written. Where another program `changed` the nodes, it may
-    /// have moved constants that are not trained, such as an epsilon, into these.
+    /// have moved constants that are not trained, such as an epsilon, into these, or made them nodes.
     ///
     /// # Errors
     ///
@@ -61,11 +64,14 @@ impl WeightAudit {
             .flat_map(|graph| &graph.initializer)
             .map(|tensor| (tensor.name.as_str(), tensor))
             .collect();
+        let is_computed =
+            |name: &str| graph.is_some_and(|graph| graph.node.iter().any(|node| node.output.iter().any(|o| o == name)));
         for initializer in &expected.initializers {
             let name = initializer.name.as_str();
-            match found.remove(name) {
+            let is_literal = matches!(initializer.data, Data::Literal(_));
+            match found.remove(name).or_else(|| graph.and_then(|graph| constant_node(graph, name))) {
                 Some(tensor) => audit.compare(file, tensor, initializer, &mut buffers)?,
-                None if changed && matches!(initializer.data, Data::Literal(_)) => {}
+                None if changed && is_literal && !is_computed(name) => {}
                 None => {
                     audit.tensors += 1;
                     audit.fault(format!("constant \"{name}\" is missing"));
@@ -105,6 +111,13 @@ impl WeightAudit {
         }
         Ok(())
     }
+}
+
+/// The tensor that a node `Constant` gives out under `name`.
+fn constant_node<'a>(graph: &'a GraphProto, name: &str) -> Option<&'a TensorProto> {
+    let gives = |node: &&NodeProto| node.op_type == "Constant" && node.output.iter().any(|output| output == name);
+    let node = graph.node.iter().find(gives)?;
+    node.find_attribute("value")?.t.as_ref()
 }
 
 /// Weights that nodes turn, as runtimes write them when they save a graph: under the name of the node's output, or, as

@@ -24,7 +24,9 @@ fn inputs_are_made_where_there_is_no_file() {
     assert!((values.iter().copied().reduce(f32::min).unwrap() - least).abs() < 1e-4, "{printed}");
     assert!((values.iter().copied().reduce(f32::max).unwrap() - largest).abs() < 1e-4, "{printed}");
     assert!((values.iter().sum::<f32>() / values.len() as f32 - mean).abs() < 1e-3, "{printed}");
-    assert_ne!(scene.accepts(&format!("{line} --seed 1")), printed);
+    let other = scene.accepts(&format!("{line} --seed 1 --save-inputs in.safetensors"));
+    assert_ne!(other, printed);
+    assert_eq!(scene.accepts("run m.onnx --inputs in.safetensors --backend tract"), other);
     for (options, code, says) in [
         ("", 2, ["--inputs <FILE>", "or let --random make some"]),
         ("--random --past 4", 2, ["no graph here has the axis \"past_sequence\"", "leave out"]),
@@ -33,6 +35,7 @@ fn inputs_are_made_where_there_is_no_file() {
         ("--random --batch 1048576 --seq 1048576", 2, ["a point of", "smaller sizes"]),
         ("--inputs i --seq 4", 2, ["--seq <T>", "--inputs <FILE>"]),
         ("--inputs i --random", 2, ["--random", "--inputs <FILE>"]),
+        ("--random --outputs o --save-inputs o", 2, ["o is named twice", "a file of its own"]),
     ] {
         scene.refuses(&format!("run m.onnx {options}"), code, &says);
     }

@@ -412,7 +412,7 @@ fn a_difference_counts_more_than_a_backend_that_is_missing() {
     assert!(outcome.stdout.ends_with("\nNOT verified\n"), "{}", outcome.stdout);
 }
 
-/// What is named and missing is told before anything is read or run: no checkpoint is needed for that.
+/// What is named and missing is told before weights are compared or anything is run.
 #[test]
 fn a_backend_that_is_named_and_missing_ends_a_verification_at_once() {
     let scene = exported("");

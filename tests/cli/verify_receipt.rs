@@ -7,13 +7,18 @@ use moa_export::{
 use prost::Message;
 use serde_json::Value;
 
-use crate::verify::{damage, exported, json};
+use crate::{
+    scene::{Scene, require_runtime},
+    verify::{damage, exported, json},
+};
 
 const VERIFY: &str = "verify m.onnx --checkpoint ck --backends ort";
 
 #[test]
 fn a_result_names_files_and_libraries_by_their_hashes() {
-    let scene = exported("--external-data always");
+    require_runtime();
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx --external-data always");
     let line = format!("{VERIFY},tract --seed 3 --threads 1 --report page.html --json -");
     let value = json(&scene.accepts(&line));
     let receipt = &value["receipt"];
@@ -23,13 +28,18 @@ fn a_result_names_files_and_libraries_by_their_hashes() {
     let is_source = |entry: &&StringStringEntryProto| entry.key == "moa.source.sha256";
     assert_eq!(receipt["checkpoint_sha256"], model.metadata_props.iter().find(is_source).unwrap().value);
     let page = String::from_utf8(scene.read("page.html")).unwrap();
-    for (file, name) in receipt["files"].as_array().unwrap().iter().zip(["m.onnx", "m.onnx.data"]) {
+    let files = receipt["files"].as_array().unwrap();
+    assert_eq!(files.len(), 2, "{receipt}");
+    for (file, name) in files.iter().zip(["m.onnx", "m.onnx.data"]) {
         let hash = sha256(&scene.read(name));
         assert_eq!((&file["file"], &file["sha256"]), (&name.into(), &Value::from(hash.as_str())));
         assert!(page.contains(&hash), "{name}");
     }
-    let runtimes: Vec<_> = receipt["runtimes"].as_array().unwrap().iter().map(|runtime| &runtime["name"]).collect();
-    assert_eq!(runtimes, ["ONNX Runtime", "libmoa_ort", "tract"]);
+    let runtimes = receipt["runtimes"].as_array().unwrap();
+    let names: Vec<_> = runtimes.iter().map(|runtime| &runtime["name"]).collect();
+    assert_eq!(names, ["ONNX Runtime", "libmoa_ort", "tract"]);
+    let library = std::fs::read(std::env::var_os("MOA_ORT_LIBRARY").unwrap()).unwrap();
+    assert_eq!(runtimes[1]["sha256"], sha256(&library));
 }
 
 #[test]
@@ -55,6 +65,6 @@ fn where_constants_that_differ_come_from_is_told() {
     let scene = exported("");
     damage(&scene);
     let outcome = scene.moa(VERIFY);
-    let says = "the export was made from this checkpoint, and its file was changed since";
+    let says = "the export was made from these weights: its file, the configuration or the version of moa-export is another one";
     assert!(outcome.stdout.contains(says) && !outcome.stdout.contains(GUESS), "{}", outcome.stdout);
 }

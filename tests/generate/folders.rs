@@ -224,7 +224,8 @@ fn another_version_of_the_operators_is_refused() {
 #[test]
 fn a_file_that_is_no_library_is_refused() {
     let folder = exported(Form::Function);
-    let runtime = OrtOptions { threads: Some(1), operator_library: Some(data("nmt/dict.txt")) };
+    let runtime =
+        OrtOptions { threads: Some(1), operator_library: Some(data("nmt/dict.txt")), ..OrtOptions::default() };
     let options = TranslatorOptions { runtime, ..TranslatorOptions::default() };
     let error = Translator::open(&out(&folder), options).unwrap_err().to_string();
     let parts = ["the operator library libmoa_ort at ", "dict.txt cannot be loaded: "];

@@ -39,7 +39,7 @@ fn exported_as(model: &str, graph: Options) -> TempDir {
 }
 
 fn open(folder: &Path, operators: OrtOperators, batch: usize) -> Result<TextGenerator, GenerateError> {
-    let runtime = OrtOptions { threads: Some(1), operator_library: None };
+    let runtime = OrtOptions { threads: Some(1), ..OrtOptions::default() };
     TextGenerator::open(folder, TextGeneratorOptions { operators, runtime, batch, ..TextGeneratorOptions::default() })
 }
 

@@ -61,7 +61,7 @@ fn out(folder: &TempDir) -> PathBuf {
 }
 
 fn options(operators: OrtOperators, batch: usize) -> TranslatorOptions {
-    let runtime = OrtOptions { threads: Some(1), operator_library: None };
+    let runtime = OrtOptions { threads: Some(1), ..OrtOptions::default() };
     TranslatorOptions { operators, runtime, batch, ..TranslatorOptions::default() }
 }
 

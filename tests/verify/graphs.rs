@@ -5,7 +5,10 @@ use moa_export::{
     metadata,
     onnx::{
         inline::inline_functions,
-        proto::{AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, attribute_proto::AttributeType},
+        proto::{
+            AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
+            attribute_proto::AttributeType,
+        },
     },
     parity::{Finding, Verification, VerifyError, VerifyOptions, verify},
 };
@@ -104,7 +107,7 @@ fn nodes_that_the_checkpoint_does_not_give_are_told() {
         graph.node.push(node("Identity", &[&more.name], "once more"));
         graph.output.push(ValueInfoProto { name: "once more".into(), ..more });
     };
-    for (fault, told) in [(identity, "node 2, "), (in_body, " in the body of MoA"), (output, "node ")] {
+    for (fault, told) in [(identity, "node 2 \"Identity\""), (in_body, " in the body of MoA"), (output, "node ")] {
         let result = with_fault("variants/v_ffd_moe", Form::Function, "encoder_model.onnx", fault);
         let found = result.audits[0].nodes.as_ref().unwrap().difference.clone().unwrap();
         assert!(found.contains(told), "{found}");
@@ -207,27 +210,58 @@ fn files_of_one_export_say_the_same() {
     assert!(error.starts_with(expected), "{error}");
 }
 
-/// Another program may move an epsilon into a node; where none was changed, a constant that is gone is a fault.
-#[test]
-fn constants_that_are_not_trained_may_go_where_nodes_were_changed() {
-    let result = with_fault("mlm", Form::Standard, "model.onnx", |model| {
+/// An export without its constant 0.5, once `edit` has put something in place of that.
+fn without_half(edit: impl FnOnce(&mut GraphProto, TensorProto)) -> Verification {
+    with_fault("mlm", Form::Standard, "model.onnx", |model| {
         let graph = model.graph.as_mut().unwrap();
         let is_half = |tensor: &TensorProto| tensor.dims.is_empty() && tensor.raw_data.as_deref() == Some(&HALF);
         let place = graph.initializer.iter().position(is_half).unwrap();
-        let value = graph.initializer.remove(place);
-        let constant = NodeProto {
-            attribute: vec![AttributeProto {
-                name: "value".into(),
-                r#type: AttributeType::Tensor as i32,
-                t: Some(TensorProto { name: String::new(), ..value.clone() }),
-                ..AttributeProto::default()
-            }],
-            ..node("Constant", &[], &value.name)
-        };
-        graph.node.insert(0, constant);
+        let half = graph.initializer.remove(place);
+        edit(graph, half);
+    })
+}
+
+fn attribute(name: &str, kind: AttributeType) -> AttributeProto {
+    AttributeProto { name: name.into(), r#type: kind as i32, ..AttributeProto::default() }
+}
+
+/// A node that gives a constant out is compared as an initializer is.
+#[test]
+fn a_constant_may_be_given_out_by_a_node_as_it_is() {
+    let given_out = |bytes: [u8; 4]| {
+        without_half(|graph, half| {
+            let tensor = TensorProto { name: String::new(), raw_data: Some(bytes.to_vec().into()), ..half.clone() };
+            let value = AttributeProto { t: Some(tensor), ..attribute("value", AttributeType::Tensor) };
+            graph.node.insert(0, NodeProto { attribute: vec![value], ..node("Constant", &[], &half.name) });
+        })
+    };
+    let result = given_out(HALF);
+    assert_eq!(differing_constants(&result), 0);
+    assert!(result.passed() && result.graph_changed(), "{:?}", result.audits);
+    let next = f32::from_bits(0.5f32.to_bits() + 1).to_le_bytes();
+    assert_eq!(differing_constants(&given_out(next)), 1);
+}
+
+/// A fused epsilon goes with the nodes that read it; one that another node computes is not known.
+#[test]
+fn a_constant_that_is_not_trained_may_go_with_the_nodes_that_read_it() {
+    let result = without_half(|graph, half| {
+        let nodes = std::mem::take(&mut graph.node).into_iter().flat_map(|reader| {
+            let Some(place) = reader.input.iter().position(|input| *input == half.name) else { return vec![reader] };
+            assert_eq!(reader.op_type, "Mul");
+            let (other, output) = (&reader.input[1 - place], &reader.output[0]);
+            let zero = format!("{output}/zero");
+            vec![node("Sub", &[other, other], &zero), node("Mean", &[other, &zero], output)]
+        });
+        graph.node = nodes.collect();
     });
     assert_eq!(differing_constants(&result), 0);
     assert!(result.passed() && result.graph_changed(), "{:?}", result.audits);
+    let computed = without_half(|graph, half| {
+        let value = AttributeProto { f: Some(0.5), ..attribute("value_float", AttributeType::Float) };
+        graph.node.insert(0, NodeProto { attribute: vec![value], ..node("Constant", &[], &half.name) });
+    });
+    assert_eq!(differing_constants(&computed), 1);
 }
 
 /// The experts of such a graph cannot be seen, so that a near-tie would be taken for a fault, or hide one.

@@ -38,7 +38,7 @@ use crate::{
         BenchResult, Budget, Change, Choice, End, Grid, Incomparable, LatencyError, Machine, Model, Moment, Options,
         Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
     },
-    parity::{Finding, ToleranceOptions, VerifyOptions, verify_watched},
+    parity::{Finding, ToleranceOptions, VerifyError, VerifyOptions, verify_watched},
     tensor::NamedTensors,
     tensor_file,
 };
@@ -70,7 +70,8 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         tensorrt: arguments.tensorrt.options(timed_ranges(arguments, &models, inputs.as_ref())),
     };
     let backends = backends(chosen, &backend_options)?;
-    let ort = OrtOptions { threads: Some(threads), operator_library: arguments.library.clone() };
+    let ort =
+        OrtOptions { threads: Some(threads), operator_library: arguments.library.clone(), ..OrtOptions::default() };
     let bodies = backend::ort_function(ort.clone());
     let progress = BenchProgress::new();
     let setup = Setup {
@@ -238,7 +239,13 @@ fn verified(
     let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed(), required };
     let (mut all, progress) = (Vec::new(), VerifyProgress::new());
     for model in models {
-        let result = verify_watched(&model.path, &checkpoint, backends, &options, &progress)?;
+        let result = match verify_watched(&model.path, &checkpoint, backends, &options, &progress) {
+            Err(error @ VerifyError::RoutingUnseen { .. }) => {
+                all.push(vec![Verdict::Failed { fault: error.to_string() }; backends.len()]);
+                continue;
+            }
+            result => result?,
+        };
         let verdict = |report| match result.finding(report) {
             Finding::Verified => Verdict::Verified,
             Finding::NotCompared(why) => Verdict::NotChecked { why },

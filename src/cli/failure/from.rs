@@ -417,10 +417,11 @@ impl From<VerifyError> for Failure {
                 Code::RoutingUnseen,
                 message,
                 Some(
-                    "verify the file that moa-export wrote, before another program replaces operators by their bodies; \
-                     `--form standard` has none to replace",
+                    "verify the file that moa-export wrote, before another program replaces operators by their bodies, \
+                     or export with --router-outputs, which names the choices",
                 ),
             ),
+            VerifyError::NotGiven { .. } => Self::new(Code::Usage, message, Some("name it among the backends")),
             VerifyError::WrongFamily { .. } => {
                 Self::new(Code::OtherCheckpoint, message, Some("give the checkpoint that the model was exported from"))
             }
