@@ -56,8 +56,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
 fn check_ending(path: &Path) -> Result<(), Failure> {
     let format = path.extension();
     if let Some(other) = ["npz", "npy"].into_iter().find(|other| format.is_some_and(|format| format == *other)) {
-        let message = format!("{}: outputs are written as safetensors, not as .{other}", path.display());
-        return Err(Failure::usage(message, Some("give --outputs NAME.safetensors")));
+        let message = format!("{}: tensors are written as safetensors, not as .{other}", path.display());
+        return Err(Failure::usage(message, Some("give NAME.safetensors")));
     }
     no_other_ending(path, "safetensors", &["onnx", "plan"])
 }

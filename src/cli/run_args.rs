@@ -61,7 +61,8 @@ pub(super) struct RandomArguments {
     /// Tokens of a row whose keys and values are cached
     #[arg(long, value_name = "P", default_value = "0", value_parser = size, conflicts_with = "inputs")]
     past: usize,
-    /// Source tokens of a row, in graphs that read a source too [default: cached and new tokens together]
+    /// Source tokens of a row, in graphs that read a source [default: cached and new tokens together; new ones where a
+    /// graph has no others]
     #[arg(long, value_name = "S", value_parser = positive, conflicts_with = "inputs")]
     source: Option<usize>,
     /// Size of another axis of the graph

@@ -78,9 +78,12 @@ pub(super) fn verify(
     let progress = VerifyProgress::new();
     let result = verify_watched(&arguments.model, checkpoint, &backends, &options, &progress)?;
     let is_kept = arguments.json.is_some() || arguments.report.is_some();
-    progress.begin(Step::Checkpoint);
-    let receipt = is_kept.then(|| Receipt::new(arguments, checkpoint, &backends, &result));
+    let receipt = is_kept.then(|| {
+        progress.begin(Step::Checkpoint);
+        Receipt::new(arguments, checkpoint, &backends, &result)
+    });
     drop(progress);
+    // What was found is worth its report without that.
     let receipt = receipt
         .and_then(|receipt| receipt.map_err(|failure| note(&format!("there is no receipt: {}", failure.message))).ok());
     let printed = print_result(&match (&arguments.json, &report_file) {

@@ -4,7 +4,7 @@ use moa_schema::{DOMAIN, ElementType, Operator, Parameter, RoutingPart};
 
 use super::{
     LatencyError,
-    shapes::{BATCH, PAST, SEQUENCE, SOURCE},
+    shapes::{BATCH, PAST, SEQUENCE, SOURCE, axes},
     steering::Router,
 };
 use crate::onnx::{
@@ -166,6 +166,12 @@ impl Cut<'_> {
         Ok(ValueInfoProto::tensor(parameter.name, self.data_type(parameter)?, Some(dims.collect::<Result<_, _>>()?)))
     }
 
+    /// Name of the axis of tokens in the whole graph.
+    fn tokens(&self) -> &'static str {
+        let axes = axes(self.file);
+        if axes.contains(SOURCE) && !axes.contains(SEQUENCE) { SOURCE } else { SEQUENCE }
+    }
+
     /// What a symbol of the contract stands for here.
     #[allow(clippy::cast_possible_wrap)]
     fn dim(&self, symbol: &str) -> Result<Option<dimension::Value>, LatencyError> {
@@ -173,11 +179,11 @@ impl Cut<'_> {
         let fixed = |size: usize| dimension::Value::DimValue(size as i64);
         Ok(Some(match symbol {
             "B" => named(BATCH),
-            "T" => named(SEQUENCE),
+            "T" => named(self.tokens()),
             "S" => named(SOURCE),
             "P" => named(PAST),
-            "P + T" if self.is_given("past_key") => named(&format!("{PAST} + {SEQUENCE}")),
-            "P + T" => named(SEQUENCE),
+            "P + T" if self.is_given("past_key") => named(&format!("{PAST} + {}", self.tokens())),
+            "P + T" => named(self.tokens()),
             "C" => {
                 let given = |name: &&str| self.is_given(name);
                 let matrix = ["query_weight", "input_weight"].into_iter().find(given).unwrap_or("query_weight");

@@ -34,11 +34,12 @@ fn declare_routing(function: &mut FunctionProto) {
 
 /// The module that a node routes, if it does; a node of ours then writes its routing.
 fn routed_module(node: &mut NodeProto) -> Option<String> {
+    let named = node.output.iter().find_map(|name| RoutingPart::Indices.module(name)).map(str::to_owned);
     if node.domain != DOMAIN {
-        return node.output.iter().find_map(|name| RoutingPart::Indices.module(name)).map(str::to_owned);
+        return named;
     }
     let operator = operator_of(node)?;
-    let module = module_of(node).to_owned();
+    let module = named.unwrap_or_else(|| module_of(node).to_owned());
     for part in RoutingPart::ALL {
         let position = operator.outputs.iter().position(|output| output.name == part.output())?;
         if node.output.len() <= position {

@@ -73,8 +73,9 @@ impl WeightAudit {
                 Some(tensor) => audit.compare(file, tensor, initializer, &mut buffers)?,
                 None if changed && is_literal && !is_computed(name) => {}
                 None => {
+                    let what = if is_computed(name) { "computed by a node" } else { "missing" };
                     audit.tensors += 1;
-                    audit.fault(format!("constant \"{name}\" is missing"));
+                    audit.fault(format!("constant \"{name}\" is {what}"));
                 }
             }
             watch.advance(initializer.bytes());

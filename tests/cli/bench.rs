@@ -1,6 +1,7 @@
 //! `moa-export bench`. Nothing here asserts a time.
 
 mod inputs;
+mod sizes;
 
 use moa_export::onnx::proto::ModelProto;
 use prost::Message;

@@ -276,3 +276,36 @@ fn a_graph_whose_operators_were_replaced_is_not_verified() {
     let error = verify(&out, &checkpoint("mlm"), &backends(), &VerifyOptions::default()).unwrap_err();
     assert!(matches!(error, VerifyError::RoutingUnseen { .. }), "{error}");
 }
+
+/// One module whose choices are hidden is named; outputs tell the modules whose nodes have other names.
+#[test]
+fn modules_are_known_by_the_names_of_their_nodes_or_of_their_routing() {
+    let renamed = |router_outputs: bool| {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out");
+        let graph = Options { router_outputs, ..options(Form::Function).graph };
+        export(&checkpoint("mlm"), &out, &ExportOptions { graph, ..options(Form::Function) }).unwrap();
+        let path = out.join("model.onnx");
+        let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+        let nodes = &mut model.graph.as_mut().unwrap().node;
+        let last = nodes.iter_mut().rfind(|node| node.op_type == "MoASelfAttention").unwrap();
+        let name = std::mem::replace(&mut last.name, "renamed".into());
+        std::fs::write(&path, model.encode_to_vec()).unwrap();
+        (name, verify(&out, &checkpoint("mlm"), &backends(), &VerifyOptions::default()))
+    };
+    let (name, hidden) = renamed(false);
+    let error = hidden.unwrap_err();
+    assert!(matches!(&error, VerifyError::RoutingUnseen { module, .. } if name.starts_with(module)), "{name}: {error}");
+    assert!(renamed(true).1.unwrap().passed());
+}
+
+/// A name that no backend has must not count as one that is there.
+#[test]
+fn a_required_backend_must_be_given() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint("mlm"), &out, &options(Form::Function)).unwrap();
+    let options = VerifyOptions { required: vec!["onnxruntime".into()], ..VerifyOptions::default() };
+    let error = verify(&out, &checkpoint("mlm"), &backends(), &options).unwrap_err();
+    assert!(matches!(&error, VerifyError::NotGiven { name } if name == "onnxruntime"), "{error}");
+}

@@ -61,7 +61,8 @@ pub(in crate::cli) struct BenchArguments {
     /// Tokens of a row whose keys and values are cached
     #[arg(long, value_name = "P,…", value_delimiter = ',', default_value = "0", value_parser = size)]
     pub(super) past: Vec<usize>,
-    /// Source tokens of a row, in graphs that read a source too [default: cached and new tokens together]
+    /// Source tokens of a row, in graphs that read a source [default: cached and new tokens together; new ones where a
+    /// graph has no others]
     #[arg(long, value_name = "S,…", value_delimiter = ',', value_parser = positive)]
     pub(super) source: Vec<usize>,
     /// Size of another axis of the graph

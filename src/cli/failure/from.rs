@@ -455,7 +455,9 @@ impl From<LatencyError> for Failure {
             LatencyError::MissingInput { .. } => {
                 (Code::Inputs, Some("inputs are one .safetensors file with a tensor per graph input"))
             }
-            LatencyError::TooLong { .. } => (Code::BenchUsage, Some("give smaller sizes to --seq and --past")),
+            LatencyError::TooLong { .. } => {
+                (Code::BenchUsage, Some("give smaller sizes to --seq, --past and --source"))
+            }
             LatencyError::NoOperators { .. } | LatencyError::Cut { .. } => (Code::BenchUnsupported, Some(form)),
             LatencyError::Steering { .. } => (Code::BenchUnsupported, Some("leave out --routing")),
             LatencyError::Trace { .. } => {
