@@ -30,7 +30,10 @@ mod tensorrt;
 #[cfg(feature = "tract")]
 mod tract;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use moa_schema::FloatType;
 
@@ -56,7 +59,7 @@ pub use ort_trace::{NodeRun, OrtTrace};
 pub use runtime_library::{LibraryUse, RuntimeLibrary};
 pub use tensorrt::{
     EngineError, EngineStage, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, Trust,
-    load_plan as load_tensorrt_plan,
+    load_plan as load_tensorrt_plan, plan_for,
 };
 #[cfg(feature = "tract")]
 pub use tract::TRACT_VERSION;
@@ -141,6 +144,13 @@ pub struct OrtOptions {
     pub own_threads: bool,
     /// The operator library; searched for where absent.
     pub operator_library: Option<PathBuf>,
+}
+
+impl OrtOptions {
+    /// With `threads` and the operator library `library`, where they are given.
+    pub fn new(threads: Option<usize>, library: Option<&Path>) -> Self {
+        Self { threads, operator_library: library.map(Path::to_path_buf), own_threads: false }
+    }
 }
 
 /// The backend `ort`: ONNX Runtime, with the operator library for the operators of this project; `None` where this

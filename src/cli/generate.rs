@@ -147,10 +147,7 @@ pub(super) fn runtime(arguments: &GenerateArguments) -> (OrtOperators, OrtOption
         RuntimeArgument::Ort => OrtOperators::Library,
         RuntimeArgument::OrtFunction => OrtOperators::Functions,
     };
-    (
-        operators,
-        OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone(), ..OrtOptions::default() },
-    )
+    (operators, OrtOptions::new(arguments.threads, arguments.library.as_deref()))
 }
 
 fn options(arguments: &GenerateArguments, interruption: &Interruption, profile: bool) -> TranslatorOptions {

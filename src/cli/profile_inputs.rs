@@ -198,8 +198,7 @@ fn translated(arguments: &ProfileArguments, path: &Path, sources: &[&str]) -> Re
         BackendArgument::OrtFunction => OrtOperators::Functions,
         BackendArgument::Tract | BackendArgument::Tensorrt => return Err(no_target()),
     };
-    let runtime =
-        OrtOptions { threads: arguments.threads, operator_library: arguments.library.clone(), ..OrtOptions::default() };
+    let runtime = OrtOptions::new(arguments.threads, arguments.library.as_deref());
     let options = TranslatorOptions { operators, runtime, batch: arguments.batch(), ..TranslatorOptions::default() };
     let mut translator = Translator::open(&arguments.model, options)?;
     let search = SearchOptions { beam: 1, nbest: 1, ..SearchOptions::default() };

@@ -242,8 +242,7 @@ pub(super) fn backends(
 
 /// The backend that `choice` names.
 pub(super) fn backend(choice: BackendArgument, options: &BackendOptions) -> Result<Box<dyn Backend>, Failure> {
-    let ort =
-        OrtOptions { threads: options.threads, operator_library: options.library.clone(), ..OrtOptions::default() };
+    let ort = OrtOptions::new(options.threads, options.library.as_deref());
     let backend = match choice {
         BackendArgument::Ort => backend::ort(ort),
         BackendArgument::OrtFunction => backend::ort_function(ort),

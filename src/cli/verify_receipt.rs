@@ -1,16 +1,16 @@
 //! What a verification must carry so that somebody else can tell what was verified, and with what.
 
-use std::path::{Path, PathBuf};
+use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
 use super::{Failure, args::VerifyArguments, receipt::libraries};
 use crate::{
-    backend::Backend,
+    backend::{Backend, plan_for},
     checkpoint::Checkpoint,
     export::source_sha256,
     files::name_of,
-    latency::{LatencyError, Library, Machine, ModelFile, hash_file, now},
+    latency::{Library, Machine, ModelFile, hash_file, now},
     parity::Verification,
 };
 
@@ -50,11 +50,14 @@ impl Receipt {
         backends: &[Box<dyn Backend>],
         result: &Verification,
     ) -> Result<Self, Failure> {
-        let plans = arguments.tensorrt.plan.iter().flat_map(|plan| plans_of(plan, &result.files));
+        let graphs = || result.files.iter().filter(|file| file.extension().is_none_or(|ending| ending != "data"));
+        let plan = arguments.tensorrt.plan.iter();
+        let plans: BTreeSet<PathBuf> =
+            plan.flat_map(|plan| graphs().filter_map(|graph| plan_for(plan, graph))).collect();
         let mut files = Vec::new();
-        for path in result.files.iter().cloned().chain(plans) {
-            let (sha256, bytes) = hash_file(&path).map_err(LatencyError::from)?;
-            files.push(ModelFile { model: name_of(&arguments.model), file: name_of(&path), bytes, sha256 });
+        for path in result.files.iter().chain(&plans) {
+            let (sha256, bytes) = hash_file(path)?;
+            files.push(ModelFile { model: name_of(&arguments.model), file: name_of(path), bytes, sha256 });
         }
         Ok(Self {
             program: env!("CARGO_PKG_VERSION"),
@@ -69,13 +72,4 @@ impl Receipt {
             rtol: arguments.rtol,
         })
     }
-}
-
-/// The plan that was given, or those of the graphs among `files` where it is a folder.
-fn plans_of(plan: &Path, files: &[PathBuf]) -> Vec<PathBuf> {
-    if !plan.is_dir() {
-        return vec![plan.to_owned()];
-    }
-    let graphs = files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "onnx"));
-    graphs.filter_map(|graph| Some(plan.join(graph.file_stem()?).with_extension("plan"))).collect()
 }

@@ -1,7 +1,6 @@
 """What ONNX Runtime saves after optimising is still verified: with the library our operators stay, without it their
 bodies take their place, and the experts that they choose are seen where the export names them."""
 
-import os
 import pathlib
 import subprocess
 import tempfile
@@ -27,7 +26,7 @@ class SavedModelsTest(unittest.TestCase):
         options.graph_optimization_level = level
         options.optimized_model_filepath = str(pathlib.Path(holder.name) / "model.onnx")
         if library:
-            options.register_custom_ops_library(os.environ["MOA_ORT_LIBRARY"])
+            options.register_custom_ops_library(exports.setting("MOA_ORT_LIBRARY"))
         onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         return holder.name
 

@@ -9,7 +9,11 @@ mod error;
 mod installation;
 mod runner;
 
-use std::{cell::OnceCell, fmt, path::PathBuf};
+use std::{
+    cell::OnceCell,
+    fmt,
+    path::{Path, PathBuf},
+};
 
 pub use builder::{Plan, PlanRequest};
 pub use error::{EngineError, EngineStage};
@@ -122,11 +126,16 @@ impl TensorRtOptions {
     /// The plan for the graph of `file`, if there is one.
     fn plan_of(&self, file: &OnnxFile) -> Option<PathBuf> {
         let plan = self.plan.as_ref().filter(|_| !file.is_modified())?;
-        if !plan.is_dir() {
-            return Some(plan.clone());
-        }
-        Some(plan.join(file.path().file_stem()?).with_extension("plan"))
+        plan_for(plan, file.path())
     }
+}
+
+/// The plan for the graph of the file `graph`: `plan` itself, or the one of its name where that is a folder.
+pub fn plan_for(plan: &Path, graph: &Path) -> Option<PathBuf> {
+    if !plan.is_dir() {
+        return Some(plan.to_owned());
+    }
+    Some(plan.join(graph.file_stem()?).with_extension("plan"))
 }
 
 /// The backend `tensorrt`.
@@ -213,7 +222,7 @@ impl Backend for TensorRtBackend {
 
 fn read_plan(
     here: &Installation,
-    path: &std::path::Path,
+    path: &Path,
     options: &TensorRtOptions,
 ) -> Result<(Vec<u8>, Option<PlanLock>), EngineError> {
     let (bytes, lock) = here.read_plan(path, options.trust)?;
@@ -228,7 +237,7 @@ fn read_plan(
 /// # Errors
 ///
 /// Where TensorRT is missing, and where the plan cannot be read or its lock does not fit.
-pub fn load_plan(path: &std::path::Path, options: &TensorRtOptions) -> Result<Box<dyn Runner>, BackendError> {
+pub fn load_plan(path: &Path, options: &TensorRtOptions) -> Result<Box<dyn Runner>, BackendError> {
     let here = Installation::open()?;
     let (bytes, _) = read_plan(&here, path, options)?;
     Ok(Box::new(TensorRtRunner::new(here.engine(&bytes)?, None, Vec::new())?))

@@ -17,9 +17,9 @@ use crate::{
 
 const NOTES: &str = "\
 What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and \
-backends of one point take turns (A B A B ...) in one process, and those on ONNX Runtime share its threads; a ratio is the median of the turns' ratios to the first \
-model on the first backend, with a 95 % interval between order statistics. With TensorRT, inputs and outputs stay on the \
-device, and a call ends when the GPU has finished; its engine is built for the sizes of all points and tuned for the largest.
+backends of one point take turns (A B A B ...) in one process, and those on ONNX Runtime share its threads; a ratio is \
+the median of the turns' ratios to the first model on the first backend, with a 95 % interval between order statistics. \
+With TensorRT, inputs and outputs stay on the device, and a call ends when the GPU has finished; its engine is built for the sizes of all points and tuned for the largest.
 
 A turn is 1 to 5 timed calls, behind one that is not timed if others ran before.
 Warm-up: until the medians of the last 8 calls and of the 8 before differ by at most 5 % for all.

@@ -70,8 +70,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         tensorrt: arguments.tensorrt.options(timed_ranges(arguments, &models, inputs.as_ref())),
     };
     let backends = backends(chosen, &backend_options)?;
-    let ort =
-        OrtOptions { threads: Some(threads), operator_library: arguments.library.clone(), ..OrtOptions::default() };
+    let ort = OrtOptions::new(Some(threads), arguments.library.as_deref());
     let bodies = backend::ort_function(ort.clone());
     let progress = BenchProgress::new();
     let setup = Setup {
