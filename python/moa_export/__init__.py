@@ -4,20 +4,36 @@
     session = onnxruntime.InferenceSession("model.onnx", moa_export.session_options())
 """
 
-from pathlib import Path
+from __future__ import annotations
 
-__all__ = ["library", "session_options"]
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnxruntime import SessionOptions
+
+__all__ = ["__version__", "library", "session_options"]
+
+__version__ = version("moa-export")
 
 
 def library() -> str:
-    """The path of the operator library, for `SessionOptions.register_custom_ops_library` and `custom_ops_library`."""
-    return str(Path(__file__).with_name("libmoa_ort.so"))
+    """The path of the operator library, for `SessionOptions.register_custom_ops_library` and `custom_ops_library`.
+
+    Raises FileNotFoundError where it is not beside this file.
+    """
+    path = Path(__file__).with_name("libmoa_ort.so")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; install the package again: pip install .")
+    return str(path)
 
 
-def session_options(options=None):
+def session_options(options: SessionOptions | None = None) -> SessionOptions:
     """`options`, or new `onnxruntime.SessionOptions`, with the operators registered.
 
-    Raises ImportError where ONNX Runtime is not installed.
+    Raises ImportError where ONNX Runtime is not installed, FileNotFoundError as `library` does, and what ONNX Runtime
+    raises where it cannot load the library.
     """
     if options is None:
         import onnxruntime

@@ -33,6 +33,7 @@ mod run_args;
 mod shape_args;
 mod shell;
 mod signals;
+mod size_args;
 mod table;
 mod tensorrt_args;
 mod verify;

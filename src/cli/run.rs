@@ -10,7 +10,6 @@ use super::{
     Failure,
     apart::keep_apart,
     args::BackendArgument,
-    bench::check_tokens,
     failure::is_engine_name,
     interrupt::Ending,
     output_file::{OutputFile, commit_all, no_other_ending},
@@ -159,11 +158,7 @@ impl Runnable {
     fn inputs(&self, arguments: &RunArguments) -> Result<NamedTensors, Failure> {
         match (&arguments.inputs, self) {
             (Some(path), _) => Ok(tensor_file::read(path)?),
-            (None, Self::Model(model)) => {
-                let grid = arguments.random.grid();
-                check_tokens(&grid)?;
-                Ok(inputs_at(model, &grid, arguments.random.seed)?)
-            }
+            (None, Self::Model(model)) => Ok(inputs_at(model, &arguments.random.grid()?, arguments.random.seed)?),
             (None, Self::Plan) => {
                 let help = "give --inputs FILE, or the model as MODEL and the plan as --plan";
                 Err(Failure::usage("--random needs a model, and a plan does not tell what its ids mean", Some(help)))
@@ -187,15 +182,16 @@ impl Runnable {
 
 /// The file of the graph that is run: the only one of a folder, or `model` itself.
 fn graph(model: &Path) -> Result<PathBuf, Failure> {
-    match graphs_in(model).as_deref() {
-        Ok([(_, graph)]) => Ok(graph.clone()),
-        Ok([(_, first), .., (_, last)]) => {
-            let [first, last] = [first, last].map(|graph| name_of(graph));
-            let message = format!("{} holds {first} and {last}, and one graph is run", model.display());
-            Err(Failure::usage(message, Some(&format!("give {}", model.join(first).display()))))
-        }
-        _ => Ok(model.to_owned()),
+    if !model.is_dir() {
+        return Ok(model.to_owned());
     }
+    let graphs = graphs_in(model)?;
+    if let [(_, first), .., (_, last)] = graphs.as_slice() {
+        let [first, last] = [first, last].map(|graph| name_of(graph));
+        let message = format!("{} holds {first} and {last}, and one graph is run", model.display());
+        return Err(Failure::usage(message, Some(&format!("give {}", model.join(first).display()))));
+    }
+    Ok(graphs.into_iter().next().map_or_else(|| model.to_owned(), |(_, graph)| graph))
 }
 
 /// How backends are made, whichever is chosen.

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{
+    Failure,
     args::{BackendArgument, threads, written},
-    bench::{axis, positive, size},
+    size_args::{axis, grid, positive, size},
     tensorrt_args::TensorRtArguments,
 };
 use crate::latency::Grid;
@@ -52,15 +53,15 @@ pub(super) struct RandomArguments {
     /// Make inputs: token ids of the model's table, masks of ones, positions that follow the past
     #[arg(long, conflicts_with = "inputs")]
     pub(super) random: bool,
-    /// Rows
-    #[arg(long, value_name = "N", default_value = "1", value_parser = positive, conflicts_with = "inputs")]
-    batch: usize,
-    /// New tokens of a row
-    #[arg(long, value_name = "T", default_value = "32", value_parser = positive, conflicts_with = "inputs")]
-    seq: usize,
-    /// Tokens of a row whose keys and values are cached
-    #[arg(long, value_name = "P", default_value = "0", value_parser = size, conflicts_with = "inputs")]
-    past: usize,
+    /// Rows [default: 1]
+    #[arg(long, value_name = "N", value_parser = positive, conflicts_with = "inputs")]
+    batch: Option<usize>,
+    /// New tokens of a row [default: 32]
+    #[arg(long, value_name = "T", value_parser = positive, conflicts_with = "inputs")]
+    seq: Option<usize>,
+    /// Tokens of a row whose keys and values are cached [default: 0]
+    #[arg(long, value_name = "P", value_parser = size, conflicts_with = "inputs")]
+    past: Option<usize>,
     /// Source tokens of a row, in graphs that read a source [default: cached and new tokens together; new ones where a
     /// graph has no others]
     #[arg(long, value_name = "S", value_parser = positive, conflicts_with = "inputs")]
@@ -78,14 +79,9 @@ pub(super) struct RandomArguments {
 
 impl RandomArguments {
     /// The only point at which inputs are made.
-    pub(super) fn grid(&self) -> Grid {
-        Grid {
-            batch: vec![self.batch],
-            sequence: vec![self.seq],
-            past: vec![self.past],
-            source: self.source.into_iter().collect(),
-            others: self.dim.iter().cloned().collect(),
-        }
+    pub(super) fn grid(&self) -> Result<Grid, Failure> {
+        let typed = [self.batch, self.seq, self.past, self.source];
+        grid(typed.map(|size| size.into_iter().collect()), &self.dim)
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
 use super::LatencyError;
 use crate::{
     onnx::{
@@ -31,13 +29,13 @@ const FLOAT_RANGE: f32 = 1.7;
 pub type Sizes = BTreeMap<String, usize>;
 
 /// What a grid is made of; every combination is a point.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grid {
-    /// Rows.
+    /// Rows; 1 where empty.
     pub batch: Vec<usize>,
-    /// New tokens.
+    /// New tokens; 32 where empty.
     pub sequence: Vec<usize>,
-    /// Cached tokens.
+    /// Cached tokens; none where empty.
     pub past: Vec<usize>,
     /// Source tokens; where absent, as many as past and new tokens together, or new tokens of a graph without those.
     pub source: Vec<usize>,
@@ -64,9 +62,9 @@ impl Grid {
             [] => vec![None],
             several => several.iter().copied().map(Some).collect(),
         };
-        for batch in &self.batch {
-            for past in &self.past {
-                for sequence in &self.sequence {
+        for batch in self.batches() {
+            for past in self.pasts() {
+                for sequence in self.sequences() {
                     for source in &sources {
                         let point = self.point(axes, *batch, *sequence, *past, *source)?;
                         if !points.contains(&point) {
@@ -79,12 +77,41 @@ impl Grid {
         Ok(points)
     }
 
-    /// The first axis that was given a size and that graphs with these axes, one set for each graph, do not have.
+    /// Rows of the points.
+    pub fn batches(&self) -> &[usize] {
+        if self.batch.is_empty() { &[1] } else { &self.batch }
+    }
+
+    /// New tokens of the points.
+    pub fn sequences(&self) -> &[usize] {
+        if self.sequence.is_empty() { &[32] } else { &self.sequence }
+    }
+
+    /// Cached tokens of the points.
+    pub fn pasts(&self) -> &[usize] {
+        if self.past.is_empty() { &[0] } else { &self.past }
+    }
+
+    /// The most tokens that a point has, those of all rows together: new ones, and cached ones or those of a source.
+    pub fn most_tokens(&self) -> usize {
+        let most = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(0);
+        let length = most(self.sequences()) + most(self.pasts()).max(most(&self.source));
+        most(self.batches()).saturating_mul(length)
+    }
+
+    /// The first axis that was given a size which no point of graphs with these axes, one set for each graph, has.
     pub(super) fn unused_axis(&self, graphs: &[BTreeSet<String>]) -> Option<&str> {
         let is_known = |axis: &str| graphs.iter().any(|axes| axes.contains(axis));
-        let past = (self.past.iter().any(|past| *past > 0) && !is_known(PAST)).then_some(PAST);
-        let source = || (!self.source.is_empty() && !is_known(SOURCE)).then_some(SOURCE);
-        past.or_else(source).or_else(|| self.others.keys().map(String::as_str).find(|axis| !is_known(axis)))
+        // Graphs without new tokens have as many tokens of a source, unless these have a size of their own.
+        let sequence_is_read = is_known(SEQUENCE) || (self.source.is_empty() && is_known(SOURCE));
+        let given = [
+            (BATCH, !self.batch.is_empty() && !is_known(BATCH)),
+            (SEQUENCE, !self.sequence.is_empty() && !sequence_is_read),
+            (PAST, self.past.iter().any(|past| *past > 0) && !is_known(PAST)),
+            (SOURCE, !self.source.is_empty() && !is_known(SOURCE)),
+        ];
+        let unused = given.into_iter().find_map(|(axis, is_unused)| is_unused.then_some(axis));
+        unused.or_else(|| self.others.keys().map(String::as_str).find(|axis| !is_known(axis)))
     }
 
     fn point(
@@ -226,4 +253,37 @@ pub(super) fn point_of(file: &OnnxFile, inputs: &NamedTensors) -> Sizes {
         }
     }
     point
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_size_without_its_axis_is_unused() {
+        let (encoder, decoder) = (set(&[BATCH, SOURCE]), set(&[BATCH, SEQUENCE, PAST, SOURCE]));
+        let sizes = |sequence: &[usize], source: &[usize]| Grid {
+            sequence: sequence.to_vec(),
+            source: source.to_vec(),
+            ..Grid::default()
+        };
+        assert_eq!(Grid::default().unused_axis(&[set(&[])]), None);
+        assert_eq!(sizes(&[8], &[]).unused_axis(std::slice::from_ref(&encoder)), None);
+        assert_eq!(sizes(&[8], &[9]).unused_axis(std::slice::from_ref(&encoder)), Some(SEQUENCE));
+        assert_eq!(sizes(&[8], &[9]).unused_axis(&[encoder, decoder]), None);
+        assert_eq!(sizes(&[], &[9]).unused_axis(&[set(&[BATCH, SEQUENCE])]), Some(SOURCE));
+        assert_eq!(sizes(&[8], &[]).unused_axis(&[set(&[BATCH])]), Some(SEQUENCE));
+        let rows = Grid { batch: vec![2], ..Grid::default() };
+        assert_eq!(rows.unused_axis(&[set(&[SEQUENCE])]), Some(BATCH));
+        let past = |past| Grid { past: vec![past], ..Grid::default() };
+        assert_eq!(past(0).unused_axis(&[set(&[SEQUENCE])]), None);
+        assert_eq!(past(3).unused_axis(&[set(&[SEQUENCE])]), Some(PAST));
+        let others = Grid { others: Sizes::from([("heads".to_owned(), 2)]), ..Grid::default() };
+        assert_eq!(others.unused_axis(&[set(&["heads"])]), None);
+        assert_eq!(others.unused_axis(&[set(&[BATCH])]), Some("heads"));
+    }
 }

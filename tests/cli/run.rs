@@ -401,7 +401,7 @@ fn files_that_cannot_be_read() {
         ("run nowhere.onnx --inputs inputs.safetensors --outputs o", 5, &["nowhere.onnx"]),
         ("run m.onnx --inputs inputs.safetensors --outputs new/o", 3, &["inputs.safetensors"]),
         ("run m.onnx --inputs ck --outputs o", 5, &["ck: "]),
-        ("run ck --inputs inputs.safetensors --outputs o", 3, &["ck: not a regular file", "one .onnx file"]),
+        ("run ck --inputs inputs.safetensors --outputs o", 5, &["ck holds no model.onnx", "`moa-export ck -o OUT`"]),
         ("run ck/config.json --inputs inputs.safetensors --outputs o", 3, &["ck/config.json"]),
     ];
     for (line, code, parts) in cases {

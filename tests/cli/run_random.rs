@@ -31,6 +31,7 @@ fn inputs_are_made_where_there_is_no_file() {
         ("", 2, ["--inputs <FILE>", "or let --random make some"]),
         ("--random --past 4", 2, ["no graph here has the axis \"past_sequence\"", "leave out"]),
         ("--random --dim heads=4", 2, ["the axis \"heads\"", "leave out"]),
+        ("--random --dim heads=4 --dim heads=5", 2, ["--dim gives the axis heads two sizes", "one size"]),
         ("--random --seq 5000", 2, ["5000 positions", "smaller sizes"]),
         ("--random --batch 1048576 --seq 1048576", 2, ["a point of", "smaller sizes"]),
         ("--inputs i --seq 4", 2, ["--seq <T>", "--inputs <FILE>"]),

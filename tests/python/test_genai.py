@@ -2,12 +2,13 @@
 
 import importlib.util
 import json
+import subprocess
 import unittest
 
 import numpy as np
 import onnxruntime
 
-from exports import export, read_json
+from exports import export, read_json, setting
 
 NEEDED = (1, 31)
 MODELS = ["jetmoe/bf16", "jetmoe/sharded", "molm/mlp", "molm/linear"]
@@ -19,6 +20,8 @@ SETTINGS = [
     ("standard", ()),
     ("function", ("--with-library", "--last-logits")),
 ]
+# What weights are stored in, and factors of products rounded to.
+DTYPES = ["bf16", "fp16", "int8", "int4", "bf16-products", "int8-products", "int4-products"]
 
 
 def why_not():
@@ -75,6 +78,19 @@ class Genai(unittest.TestCase):
             for form, options in SETTINGS:
                 with self.subTest(model=name, form=form, options=options):
                     self.assertEqual(self.generate(export(name, form, *options), prompts, expected), expected)
+
+    def test_every_dtype_gives_the_programs_tokens(self):
+        for name in ["jetmoe/bf16", "molm/mlp"]:
+            prompt = read_json(f"{name}/goldens.json")["generate"]["singles"][0]["prompt"]
+            for dtype in DTYPES:
+                with self.subTest(model=name, dtype=dtype):
+                    place = export(name, "function", "--dtype", dtype, "--with-library")
+                    text = " ".join(map(str, prompt))
+                    command = [setting("MOA_EXPORT"), "generate", str(place), "--token-ids", "--input", text]
+                    told = subprocess.run([*command, "--max-new", "12"], check=True, capture_output=True, text=True)
+                    expected = [int(token) for token in told.stdout.split()]
+                    self.assertGreater(len(expected), 3)
+                    self.assertEqual(self.generate(place, [prompt], [expected]), [expected])
 
     def test_beams_are_those_of_caches_that_are_not_shared(self):
         """genai shares no caches between beams, whatever the configuration says."""

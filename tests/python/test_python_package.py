@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 # Runs the model in argv[1], which has nothing but our operators for its layers, and prints where they come from.
 SCRIPT = """
 import sys
+import importlib.metadata
 import moa_export, numpy, onnxruntime
 options = onnxruntime.SessionOptions()
 assert moa_export.session_options(options) is options
+assert moa_export.__version__ == importlib.metadata.version("moa-export")
 for chosen in (options, moa_export.session_options()):
     session = onnxruntime.InferenceSession(sys.argv[1], chosen, providers=["CPUExecutionProvider"])
     inputs = {value.name: numpy.ones((1, 2), numpy.int64) for value in session.get_inputs()}
@@ -53,6 +56,17 @@ class PythonPackage(unittest.TestCase):
         self.output(self.program, DATA / "mlm", "-o", model, "--form", "fused")
         printed = self.output(sys.executable, "-c", SCRIPT, model)
         self.assertEqual(printed.strip(), str(self.package / "libmoa_ort.so"))
+
+    def test_types_are_told_and_a_missing_library_is_named(self):
+        self.assertTrue((self.package / "py.typed").is_file())
+        copy = self.prefix / "copy"
+        shutil.copytree(self.package, copy / "moa_export", ignore=shutil.ignore_patterns("*.so"))
+        script = f"import sys; sys.path.insert(0, {str(copy)!r}); import moa_export; moa_export.library()"
+        found = subprocess.run([sys.executable, "-c", script], env=self.environment, capture_output=True, text=True)
+        self.assertEqual(found.returncode, 1)
+        told = found.stderr.strip().splitlines()[-1]
+        missing = copy / "moa_export" / "libmoa_ort.so"
+        self.assertEqual(told, f"FileNotFoundError: {missing} is missing; install the package again: pip install .")
 
 
 if __name__ == "__main__":

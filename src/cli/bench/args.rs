@@ -1,18 +1,17 @@
 //! What may be typed after `moa-export bench`.
 
-use std::{
-    num::IntErrorKind,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use crate::{
     cli::{
+        Failure,
         args::{BackendArgument, threads, written},
+        size_args::{axis, grid, positive, size},
         tensorrt_args::TensorRtArguments,
     },
-    latency::{BATCH, PAST, SEQUENCE, SOURCE},
+    latency::Grid,
 };
 
 const NOTES: &str = "\
@@ -52,22 +51,22 @@ pub(in crate::cli) struct BenchArguments {
     /// Backends; one that is named and missing is an error [default: ort,ort-function where present]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) backends: Vec<BackendArgument>,
-    /// Rows of a call
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1", value_parser = positive)]
-    pub(super) batch: Vec<usize>,
-    /// New tokens of a row
-    #[arg(long, value_name = "T,…", value_delimiter = ',', default_value = "32", value_parser = positive)]
-    pub(super) seq: Vec<usize>,
-    /// Tokens of a row whose keys and values are cached
-    #[arg(long, value_name = "P,…", value_delimiter = ',', default_value = "0", value_parser = size)]
-    pub(super) past: Vec<usize>,
+    /// Rows of a call [default: 1]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = positive)]
+    batch: Vec<usize>,
+    /// New tokens of a row [default: 32]
+    #[arg(long, value_name = "T,…", value_delimiter = ',', value_parser = positive)]
+    seq: Vec<usize>,
+    /// Tokens of a row whose keys and values are cached [default: 0]
+    #[arg(long, value_name = "P,…", value_delimiter = ',', value_parser = size)]
+    past: Vec<usize>,
     /// Source tokens of a row, in graphs that read a source [default: cached and new tokens together; new ones where a
     /// graph has no others]
     #[arg(long, value_name = "S,…", value_delimiter = ',', value_parser = positive)]
-    pub(super) source: Vec<usize>,
+    source: Vec<usize>,
     /// Size of another axis of the graph
     #[arg(long, value_name = "AXIS=N", value_parser = axis)]
-    pub(super) dim: Vec<(String, usize)>,
+    dim: Vec<(String, usize)>,
     /// Inputs by name, a `.safetensors` file, in place of random ones
     #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "seq", "past", "source", "dim", "routing"])]
     pub(super) inputs: Option<PathBuf>,
@@ -133,6 +132,12 @@ impl BenchArguments {
         self.seed.unwrap_or(0)
     }
 
+    /// Shapes of random inputs.
+    pub(super) fn grid(&self) -> Result<Grid, Failure> {
+        let Self { batch, seq, past, source, dim, .. } = self;
+        grid([batch, seq, past, source].map(Clone::clone), dim)
+    }
+
     /// What no output may replace.
     pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
         let Self { models, inputs, checkpoint, config, compare, library, tensorrt, routing, .. } = self;
@@ -153,41 +158,6 @@ pub(super) enum RoutingArgument {
     Zipf(f64),
     Single,
     Trace(PathBuf),
-}
-
-/// Largest size of an axis: what is larger is a slip.
-const LARGEST: usize = 1 << 20;
-
-pub(in crate::cli) fn size(text: &str) -> Result<usize, String> {
-    if text.trim().is_empty() {
-        return Err("a size is missing".into());
-    }
-    let size = text.trim().parse::<usize>().map_err(|error| match error.kind() {
-        IntErrorKind::PosOverflow => format!("{text} is more than {LARGEST}"),
-        _ => format!("{text:?} is no size: it must be a whole number"),
-    })?;
-    if size > LARGEST { Err(format!("{size} is more than {LARGEST}")) } else { Ok(size) }
-}
-
-pub(in crate::cli) fn positive(text: &str) -> Result<usize, String> {
-    match size(text)? {
-        0 => Err("it must be at least 1".into()),
-        size => Ok(size),
-    }
-}
-
-/// Axes that have an option of their own.
-const OWN: [(&str, &str); 4] =
-    [(BATCH, "--batch"), (SEQUENCE, "--seq"), (PAST, "--past"), (SOURCE, "--source or --seq")];
-
-pub(in crate::cli) fn axis(text: &str) -> Result<(String, usize), String> {
-    let (name, number) = text.split_once('=').ok_or("give AXIS=N")?;
-    let name = name.trim();
-    match OWN.iter().find(|(own, _)| *own == name) {
-        Some((_, option)) => Err(format!("{option} gives the sizes of the axis {name}")),
-        None if name.is_empty() => Err("give AXIS=N".into()),
-        None => Ok((name.to_owned(), size(number)?)),
-    }
 }
 
 fn number(text: &str) -> Result<f64, String> {
@@ -236,16 +206,9 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_have_ranges() {
-        assert_eq!((positive("8"), size("0")), (Ok(8), Ok(0)));
-        for wrong in ["0", "-1", "", "1.5", "x", "9999999999999999999999", "1048577"] {
-            assert!(positive(wrong).is_err(), "{wrong}");
-        }
+    fn times_have_ranges() {
         for wrong in ["0", "-1", "NaN", "inf", "1e9", "x"] {
             assert!(seconds(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(axis("heads=4"), Ok(("heads".into(), 4)));
-        assert!(axis("=4").is_err() && axis("heads").is_err());
-        assert_eq!(axis("sequence=4"), Err("--seq gives the sizes of the axis sequence".into()));
     }
 }

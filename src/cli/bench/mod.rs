@@ -14,8 +14,8 @@ use std::{
     time::Duration,
 };
 
+pub(super) use args::BenchArguments;
 use args::RoutingArgument;
-pub(super) use args::{BenchArguments, axis, positive, size};
 
 use super::{
     Failure,
@@ -51,6 +51,7 @@ const DEFAULT_TIME: Duration = Duration::from_secs(10);
 
 pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     check_outputs(arguments)?;
+    let grid = arguments.grid()?;
     arguments.models.iter().try_for_each(|model| must_be_open(model))?;
     let outputs = [&arguments.json, &arguments.csv, &arguments.report].into_iter().flatten();
     let ending = Ending::at_once(arguments.models.iter().chain(outputs).map(PathBuf::as_path))?;
@@ -67,7 +68,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let backend_options = BackendOptions {
         threads: Some(threads),
         library: arguments.library.clone(),
-        tensorrt: arguments.tensorrt.options(timed_ranges(arguments, &models, inputs.as_ref())),
+        tensorrt: arguments.tensorrt.options(timed_ranges(&grid, &models, inputs.as_ref())),
     };
     let backends = backends(chosen, &backend_options)?;
     let ort = OrtOptions::new(Some(threads), arguments.library.as_deref());
@@ -79,7 +80,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         backends_are_named: named,
         bodies: bodies.as_deref(),
         ort,
-        grid: grid(arguments)?,
+        grid,
         older: old.as_ref(),
         inputs,
         choice: choice(&arguments.routing)?,
@@ -145,7 +146,7 @@ fn of_inputs(error: LatencyError, path: &Path) -> Failure {
 }
 
 /// Sizes that hold every point, tuned for the largest.
-fn timed_ranges(arguments: &BenchArguments, models: &[Model], inputs: Option<&NamedTensors>) -> Ranges {
+fn timed_ranges(grid: &Grid, models: &[Model], inputs: Option<&NamedTensors>) -> Ranges {
     if let Some(inputs) = inputs {
         let parts = models.iter().flat_map(|model| &model.parts);
         return parts.fold(Ranges::default(), |ranges, (_, file)| ranges.holding(file, inputs));
@@ -154,14 +155,16 @@ fn timed_ranges(arguments: &BenchArguments, models: &[Model], inputs: Option<&Na
         let (least, most) = (sizes.iter().min().copied().unwrap_or(1), sizes.iter().max().copied().unwrap_or(1));
         [least, most, most].map(|size| size as u64)
     };
-    let longest = arguments.seq.iter().max().copied().unwrap_or(1) + arguments.past.iter().max().copied().unwrap_or(0);
-    let sources = if arguments.source.is_empty() { vec![longest] } else { arguments.source.clone() };
-    let tokens = [arguments.seq.clone(), sources].concat();
-    let named = arguments.dim.iter().map(|(name, size)| Sizes { name: name.clone(), sizes: [*size as u64; 3] });
+    let most = |sizes: &[usize]| sizes.iter().max().copied().unwrap_or(1);
+    let sources = match grid.source.as_slice() {
+        [] => &[most(grid.sequences()) + most(grid.pasts())],
+        given => given,
+    };
+    let named = grid.others.iter().map(|(name, size)| Sizes { name: name.clone(), sizes: [*size as u64; 3] });
     Ranges {
-        batch: range(&arguments.batch),
-        past: range(&arguments.past),
-        tokens: range(&tokens),
+        batch: range(grid.batches()),
+        past: range(grid.pasts()),
+        tokens: range(&[grid.sequences(), sources].concat()),
         named: named.collect(),
     }
 }
@@ -178,31 +181,6 @@ fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
 /// Files to write; `-` is none.
 fn files(arguments: &BenchArguments) -> [Option<&Path>; 3] {
     [&arguments.json, &arguments.csv, &arguments.report].map(|path| path.as_deref())
-}
-
-fn grid(arguments: &BenchArguments) -> Result<Grid, Failure> {
-    let grid = Grid {
-        batch: arguments.batch.clone(),
-        sequence: arguments.seq.clone(),
-        past: arguments.past.clone(),
-        source: arguments.source.clone(),
-        others: arguments.dim.iter().cloned().collect(),
-    };
-    check_tokens(&grid)?;
-    Ok(grid)
-}
-
-/// Refuses points whose inputs would fill the memory.
-pub(super) fn check_tokens(grid: &Grid) -> Result<(), Failure> {
-    const MOST_TOKENS: usize = 1 << 24;
-    let most = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(0);
-    let length = most(&grid.sequence) + most(&grid.past).max(most(&grid.source));
-    let tokens = most(&grid.batch).saturating_mul(length);
-    if tokens <= MOST_TOKENS {
-        return Ok(());
-    }
-    let message = format!("a point of {tokens} tokens is more than {MOST_TOKENS}");
-    Err(Failure::usage(message, Some("give smaller sizes to --batch, --seq, --past and --source")))
 }
 
 fn budget(arguments: &BenchArguments) -> Budget {
@@ -367,7 +345,7 @@ mod tests {
     #[test]
     fn an_engine_is_built_for_every_point_and_tuned_for_the_largest() {
         let ranges = |line: &str| {
-            let Ranges { batch, past, tokens, named } = timed_ranges(&arguments(line), &[], None);
+            let Ranges { batch, past, tokens, named } = timed_ranges(&arguments(line).grid().unwrap(), &[], None);
             let named: Vec<_> = named.into_iter().map(|Sizes { name, sizes }| (name, sizes)).collect();
             (batch, past, tokens, named)
         };
@@ -398,9 +376,8 @@ mod tests {
     #[test]
     fn sizes_and_limits_are_those_that_were_typed() {
         let line = "--batch 4,1 --seq 8 --past 5 --source 20 --dim heads=6 --warm-up 2.5";
-        let grid = grid(&arguments(line)).unwrap();
+        let grid = arguments(line).grid().unwrap();
         assert_eq!((grid.batch, grid.sequence, grid.past, grid.source), (vec![4, 1], vec![8], vec![5], vec![20]));
-        assert_eq!(grid.others.into_iter().collect::<Vec<_>>(), [("heads".to_owned(), 6)]);
         let half = Duration::from_millis(500);
         for (line, end) in [
             ("", End::Either(DEFAULT_SAMPLES, DEFAULT_TIME)),

@@ -7,8 +7,11 @@ use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
 use super::{Code, FOLDER_HELP, Failure, is_engine_name};
 use crate::{
     backend::{BackendError, BackendErrorKind, EngineError},
-    checkpoint::CheckpointError,
-    cli::codes::{CHECKPOINT, ONNX, WEIGHT},
+    checkpoint::{self, CheckpointError},
+    cli::{
+        codes::{CHECKPOINT, ONNX, WEIGHT},
+        shell::path_word,
+    },
     engine::{ChoiceError, LockError, PrepareError, ProfileError},
     export::{ExportError, OPSETS, VocabularyError},
     file_names::NoGraph,
@@ -434,7 +437,15 @@ pub(in crate::cli) const COMPARABLE: &str = "compare results of the same command
 
 impl From<NoGraph> for Failure {
     fn from(error: NoGraph) -> Self {
-        Self::new(Code::MissingGraph, error.to_string(), Some("give what `moa-export CHECKPOINT -o OUT` wrote"))
+        let is_checkpoint = |folder: &Path| checkpoint::models().any(|name| folder.join(name).exists());
+        let help = match &error {
+            NoGraph::Any { folder } if is_checkpoint(folder) => {
+                let folder = path_word(folder).unwrap_or_else(|| "CHECKPOINT".to_owned());
+                format!("it is a checkpoint; `moa-export {folder} -o OUT` makes a model of it")
+            }
+            _ => "give what `moa-export CHECKPOINT -o OUT` wrote".to_owned(),
+        };
+        Self::new(Code::MissingGraph, error.to_string(), Some(&help))
     }
 }
 
