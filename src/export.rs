@@ -195,6 +195,8 @@ impl Watch for Unwatched {}
 pub struct ExportReport {
     /// `model_type`.
     pub family: String,
+    /// Opset that the models are of.
+    pub opset: i64,
     /// Written files, models and data files.
     pub files: Vec<WrittenFile>,
     /// SHA-256 of the trained values: for every weight rank, dimensions, name of the stored type and stored bytes.
@@ -327,7 +329,7 @@ fn write_model(
     match written {
         Err(_) if watch.is_cancelled() => Err(ExportError::Cancelled),
         Ok(_) if !watch.may_place() => Err(ExportError::Cancelled),
-        Ok(source_sha256) => Ok(ExportReport { family: family.into(), files: outputs.commit()?, source_sha256 }),
+        Ok(source_sha256) => Ok(ExportReport { family: family.into(), opset, files: outputs.commit()?, source_sha256 }),
         Err(error) => Err(error),
     }
 }

@@ -162,9 +162,7 @@ fn assert_equal_accounts(graph: &GraphInspection, model: &Inspection, what: &str
     let expected = [expected.parameters, expected.active_parameters, expected.paper_macs, expected.full_macs];
     assert_eq!(total, expected.map(Some), "{what}");
     assert_eq!(graph.cache_bytes_per_token.unwrap_or(0), model.cache_bytes_per_token, "{what}");
-    for (name, value) in &model.sizes {
-        assert!(graph.sizes.contains(&(name, value.clone())), "{what}: {name} {value} in {:?}", graph.sizes);
-    }
+    assert_eq!(graph.sizes, model.sizes, "{what}");
 }
 
 #[test]

@@ -7,7 +7,8 @@ use crate::onnx::inline::InlineError;
 use crate::onnx::read::ReadError;
 
 /// Class of a [`BackendError`]; decides the exit code of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum BackendErrorKind {
     /// A runtime or library is missing or too old.

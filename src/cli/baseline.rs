@@ -14,6 +14,7 @@ use super::{
     Failure,
     apart::keep_apart,
     args::{DtypeArgument, ExternalDataArgument, FormArgument, written},
+    document::{Kind, document},
     export::{external_data, form, precision, report_json, wrote},
     inspect::{FEWEST_SYMBOLS, preset, with_vocabulary},
     print_result,
@@ -119,7 +120,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     let report = exported?;
     ending.done();
     print_result(&match arguments.json {
-        true => format!("{:#}\n", report_json(&report)),
+        true => document(Kind::Baseline, report_json(&report, &options)),
         false => format!("{}next: moa-export inspect {}\n", wrote(&report), word(arguments.output.display())),
     })?;
     Ok(ExitCode::SUCCESS)

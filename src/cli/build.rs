@@ -14,6 +14,7 @@ use super::{
     Failure,
     apart::keep_apart,
     args::written,
+    document::{Kind, document},
     interrupt::Ending,
     must_be_open, note,
     output_file::{OutputFile, output_place},
@@ -321,14 +322,14 @@ fn json(done: &[Done]) -> String {
             "seconds": elapsed.as_secs_f64(),
             "dtype": recipe.dtype,
             "tensorrt": recipe.machine.tensorrt,
-            "device": recipe.machine.device,
+            "gpu": recipe.machine.device,
             "compute_capability": recipe.machine.compute_capability,
             "cuda_driver": cuda_driver,
             "profiles": recipe.profiles,
         })
     };
     let all: Vec<_> = done.iter().map(one).collect();
-    format!("{:#}\n", serde_json::json!({ "plans": all }))
+    document(Kind::Build, serde_json::json!({ "plans": all }))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use moa_schema::GateMode;
 use super::{
     Failure,
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
+    document::{Kind, document},
     note, open_checkpoint,
     output_file::STDOUT,
     print_result,
@@ -42,9 +43,9 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         true => ending.goes_on(format!("interrupted: {} is written, and not verified", arguments.output.display()))?,
         false => ending.done(),
     }
-    let as_json = arguments.json.then(|| report_json(&report));
+    let as_json = arguments.json.then(|| report_json(&report, &options));
     match &as_json {
-        Some(value) if !arguments.verify => print_result(&format!("{value:#}\n"))?,
+        Some(value) if !arguments.verify => print_result(&document(Kind::Export, value))?,
         Some(_) => {}
         None => print_result(&text(&report, arguments))?,
     }
@@ -265,7 +266,7 @@ fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     text
 }
 
-pub(super) fn report_json(report: &ExportReport) -> serde_json::Value {
+pub(super) fn report_json(report: &ExportReport, options: &ExportOptions) -> serde_json::Value {
     let files: Vec<_> = report
         .files
         .iter()
@@ -273,7 +274,11 @@ pub(super) fn report_json(report: &ExportReport) -> serde_json::Value {
         .collect();
     serde_json::json!({
         "family": report.family,
+        "form": options.graph.form.as_str(),
+        "dtype": options.graph.precision.as_str(),
+        "opset": report.opset,
         "source_sha256": report.source_sha256,
         "files": files,
+        "verification": null,
     })
 }

@@ -15,7 +15,7 @@ use crate::{
     backend::{OrtOperators, OrtOptions},
     file_names::graphs_in,
     generate::{
-        GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions,
+        Finish, GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions,
         holds_causal_lm,
     },
 };
@@ -62,16 +62,17 @@ fn translate_all(arguments: &GenerateArguments, interruption: &Interruption) -> 
     drop(loading);
     translator.check::<&str>(&[], 1, &search)?;
     interruption.begin_work();
-    let mut translated = Vec::new();
+    let (mut translated, mut cut) = (Vec::new(), 0);
     while let Some(input) = inputs.next(interruption)? {
         let lines = lines_to_translate(&translator, &input, &search, arguments)?;
-        if translate(&mut translator, &input, &lines, &search, arguments)?.is_break() {
+        if translate(&mut translator, &input, &lines, &search, arguments, &mut cut)?.is_break() {
             return Ok(ExitCode::SUCCESS);
         }
         if arguments.translation.profile {
             translated.extend(lines.into_iter().map(str::to_owned));
         }
     }
+    note_of_cut(cut);
     if arguments.translation.profile {
         let timed = translator.profile()?;
         let open = || Translator::open(&arguments.folder, options(arguments, interruption, true));
@@ -156,13 +157,27 @@ fn options(arguments: &GenerateArguments, interruption: &Interruption, profile: 
     TranslatorOptions { operators, runtime, batch: arguments.batch(), profile, interrupted }
 }
 
-/// Translates and prints part by part, in the order of the lines, as long as somebody reads.
+/// Says how many lines have a best translation that was cut off.
+fn note_of_cut(lines: usize) {
+    let lines = match lines {
+        0 => return,
+        1 => "1 translation was".to_owned(),
+        lines => format!("{lines} translations were"),
+    };
+    note(&format!(
+        "{lines} ended at the most tokens that --max-len-a, --max-len-b and the positions of the model allow"
+    ));
+}
+
+/// Translates and prints part by part, in the order of the lines, as long as somebody reads; counts translations that
+/// were cut off.
 fn translate(
     translator: &mut Translator,
     input: &Input,
     lines: &[&str],
     search: &SearchOptions,
     arguments: &GenerateArguments,
+    cut: &mut usize,
 ) -> Result<ControlFlow<()>, Failure> {
     let progress = progress::lines(lines.len());
     let sources = input.lines();
@@ -177,6 +192,8 @@ fn translate(
             }
             Err(error) => return Err(input.failure(error)),
         };
+        let is_cut = |found: &&Vec<Hypothesis>| found.first().is_some_and(|best| best.finish == Finish::Length);
+        *cut += results.iter().filter(is_cut).count();
         let mut text = String::new();
         for ((number, line), hypotheses) in (first..).zip(&sources[done..]).zip(&results) {
             match arguments.json {
@@ -208,6 +225,7 @@ fn json(number: usize, line: &str, hypotheses: &[Hypothesis]) -> String {
             "score": one.score,
             "tokens": one.tokens,
             "log_probabilities": one.log_probabilities,
+            "finish": one.finish.name(),
         })
     };
     let translations: Vec<_> = hypotheses.iter().map(translation).collect();

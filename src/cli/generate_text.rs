@@ -278,16 +278,12 @@ fn json(number: usize, prompt: &Prompt, continuation: &Continuation) -> String {
         Prompt::Tokens(ids) => ids.clone().into(),
     };
     let value = serde_json::json!({
-        "prompt_number": number,
+        "line": number,
         "prompt": prompt,
         "prompt_tokens": continuation.prompt_tokens,
         "text": continuation.text,
         "tokens": continuation.tokens,
-        "finish": match continuation.finish {
-            Finish::Eos => "eos",
-            Finish::Length => "length",
-            Finish::Blank => "blank",
-        },
+        "finish": continuation.finish.name(),
     });
     format!("{value}\n")
 }

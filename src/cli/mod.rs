@@ -6,6 +6,7 @@ mod baseline;
 mod bench;
 mod build;
 mod codes;
+mod document;
 mod export;
 mod failure;
 #[cfg(feature = "ort")]

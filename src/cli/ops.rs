@@ -6,7 +6,12 @@ use moa_schema::{DOMAIN, OPERATORS, OPSET_VERSION};
 use serde_json::{Value, json};
 
 use super::table::size;
-use super::{Failure, args::OpsArguments, print_result};
+use super::{
+    Failure,
+    args::OpsArguments,
+    document::{Kind, document},
+    print_result,
+};
 #[cfg(not(feature = "ort"))]
 use crate::backend::find_onnxruntime;
 #[cfg(feature = "ort")]
@@ -29,7 +34,7 @@ type Runtime = (Option<String>, PathBuf);
 pub(super) fn run(arguments: &OpsArguments) -> Result<ExitCode, Failure> {
     let (library, runtime, survey) = (operator_library(), runtime(), Survey::make());
     print_result(&match arguments.json {
-        true => format!("{:#}\n", json(&library, &runtime, &survey)),
+        true => document(Kind::Ops, json(&library, &runtime, &survey)),
         false => text(&library, &runtime, &survey),
     })?;
     Ok(ExitCode::SUCCESS)
@@ -51,18 +56,43 @@ fn operator_names() -> Vec<&'static str> {
 }
 
 fn json(library: &Result<PathBuf, BackendError>, runtime: &Result<Runtime, BackendError>, survey: &Survey) -> Value {
-    let why = |error: Option<&BackendError>| error.map(ToString::to_string);
+    let Survey { plugin, built_for, tensorrt, device } = survey;
+    let path = |path: &PathBuf| path.display().to_string();
+    let cache = Cache::of_user().map(|cache| {
+        let (engines, bytes) = cache.size();
+        json!({ "folder": path(&cache.folder().to_path_buf()), "engines": engines, "bytes": bytes })
+    });
     json!({
-        "library": library.as_ref().ok().map(|path| path.display().to_string()),
-        "library_why_not": why(library.as_ref().err()),
-        "onnxruntime": runtime.as_ref().ok().map(|(_, path)| path.display().to_string()),
-        "onnxruntime_version": runtime.as_ref().ok().and_then(|(version, _)| version.as_deref()),
-        "onnxruntime_why_not": why(runtime.as_ref().err()),
-        "tensorrt": tensorrt_json(survey),
         "domain": DOMAIN,
-        "version": OPSET_VERSION,
+        "opset_version": OPSET_VERSION,
         "operators": operator_names(),
+        "library": { "path": library.as_ref().ok().map(path), "why_not": why_not(library) },
+        "onnxruntime": {
+            "version": runtime.as_ref().ok().and_then(|(version, _)| version.as_deref()),
+            "path": runtime.as_ref().ok().map(|(_, found)| path(found)),
+            "why_not": why_not(runtime),
+        },
+        "plugin": {
+            "path": plugin.as_ref().ok().map(path),
+            "built_for": built_for.as_ref().ok(),
+            "why_not": why_not(plugin).or_else(|| why_not(built_for)),
+        },
+        "tensorrt": {
+            "version": tensorrt.as_ref().ok().map(|(version, _)| version),
+            "path": tensorrt.as_ref().ok().and_then(|(_, found)| found.as_ref()).map(path),
+            "why_not": why_not(tensorrt),
+        },
+        "gpu": {
+            "name": device.as_ref().ok().map(|device| &device.name),
+            "compute_capability": device.as_ref().ok().map(|device| device.capability.to_string()),
+            "why_not": why_not(device),
+        },
+        "engine_cache": cache,
     })
+}
+
+fn why_not<T>(found: &Result<T, impl ToString>) -> Option<String> {
+    found.as_ref().err().map(ToString::to_string)
 }
 
 fn text(library: &Result<PathBuf, BackendError>, runtime: &Result<Runtime, BackendError>, survey: &Survey) -> String {
@@ -123,22 +153,4 @@ fn tensorrt_text(survey: &Survey) -> String {
         format!("engines       {count} in {}, {}\n", cache.folder().display(), size(bytes))
     });
     format!("TensorRT      {tensorrt}\nplugin        {plugin}\nGPU           {device}\n{engines}")
-}
-
-fn tensorrt_json(survey: &Survey) -> Value {
-    let (version, nvinfer) =
-        survey.tensorrt.as_ref().map_or((None, None), |(version, path)| (Some(version), path.as_ref()));
-    let cache = Cache::of_user();
-    json!({
-        "plugin": survey.plugin.as_ref().ok().map(|path| path.display().to_string()),
-        "plugin_built_for": survey.built_for.as_ref().ok(),
-        "version": version,
-        "nvinfer": nvinfer.map(|path| path.display().to_string()),
-        "why_not": survey.tensorrt.as_ref().err(),
-        "gpu": survey.device.as_ref().ok().map(|device| &device.name),
-        "compute_capability": survey.device.as_ref().ok().map(|device| device.capability.to_string()),
-        "cache": cache.as_ref().map(|cache| cache.folder().display().to_string()),
-        "cached_engines": cache.as_ref().map(|cache| cache.size().0),
-        "cached_bytes": cache.as_ref().map(|cache| cache.size().1),
-    })
 }

@@ -4,8 +4,13 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 
-use super::{Failure, print_result, table::table};
-use crate::engine::{Dtype, GPUS, Gpu, Plugin, RELEASES, Release, fit};
+use super::{
+    Failure,
+    document::{Kind, document},
+    print_result,
+    table::table,
+};
+use crate::engine::{Dtype, GPUS, Gpu, RELEASES, Release, fit};
 
 const DETAILS: &str = "\
 The table says of each TensorRT: the CUDA that it is built for (the plugin's kernels need a driver of CUDA 12, 525 on \
@@ -62,7 +67,7 @@ pub(super) fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     }
     let gpus = gpu.map_or_else(|| GPUS.to_vec(), |gpu| vec![gpu]);
     let text = match gpu {
-        _ if arguments.json => format!("{:#}\n", json(&gpus, &dtypes)),
+        _ if arguments.json => document(Kind::Plan, json(&gpus, &dtypes)),
         Some(gpu) => of_gpu(&gpu, &dtypes),
         None => overview(&dtypes),
     };
@@ -128,16 +133,16 @@ fn of_gpu(gpu: &Gpu, dtypes: &[Dtype]) -> String {
 fn json(gpus: &[Gpu], dtypes: &[Dtype]) -> serde_json::Value {
     let one = |gpu: &Gpu, release: &Release, dtype: Dtype| {
         let found = fit(gpu, release, dtype);
+        let (first, last) = release.name.split_once(" to ").unwrap_or((release.name, release.name));
         serde_json::json!({
             "gpu": gpu.name,
             "compute_capability": gpu.capability.to_string(),
-            "tensorrt": release.name,
+            "tensorrt": [first, last],
             "dtype": dtype.name(),
             "fits": found.is_ok(),
             "cuda": found.ok().map(|fit| [fit.cuda.0.to_string(), fit.cuda.1.to_string()]),
             "why_not": found.err().map(|why| why.to_string()),
-            "plugin": release.plugin.name(),
-            "plugin_v3": release.plugin == Plugin::V3,
+            "plugin_interface": release.plugin.name(),
             "function_form_reaches_the_plugin": !release.body_first,
             "strongly_typed_only": release.strongly_typed_only,
         })
@@ -145,5 +150,5 @@ fn json(gpus: &[Gpu], dtypes: &[Dtype]) -> serde_json::Value {
     let all = gpus.iter().flat_map(|gpu| {
         RELEASES.iter().flat_map(move |release| dtypes.iter().map(move |dtype| one(gpu, release, *dtype)))
     });
-    serde_json::Value::Array(all.collect())
+    serde_json::json!({ "rows": all.collect::<Vec<_>>() })
 }

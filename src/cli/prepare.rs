@@ -11,8 +11,14 @@ use moa_graphs::Form;
 use prost::Message;
 
 use super::{
-    Failure, apart, args::written, interrupt::Ending, output_file::OutputFile, print_result,
-    shape_args::ShapeArguments, shell::word,
+    Failure, apart,
+    args::written,
+    document::{Kind, document},
+    interrupt::Ending,
+    output_file::OutputFile,
+    print_result,
+    shape_args::ShapeArguments,
+    shell::word,
 };
 use crate::{
     backend::find_tensorrt_plugin,
@@ -104,11 +110,14 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     let choose: String = choose.collect();
     print_result(&match arguments.json {
         true => {
-            let output = onnx.display().to_string();
             let value = serde_json::json!({
-                "output": output, "plugins": prepared.plugins, "dtype": dtype.name(), "trtexec": command, "open": open,
+                "path": onnx.display().to_string(),
+                "plugin_nodes": prepared.plugins,
+                "dtype": dtype.name(),
+                "trtexec": command,
+                "open_dimensions": open,
             });
-            format!("{value:#}\n")
+            document(Kind::Prepare, value)
         }
         false => {
             let mut text =

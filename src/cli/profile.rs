@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{
     Failure,
     apart::keep_apart,
+    document::{Kind, document},
     interrupt::Ending,
     must_be_open,
     output_file::{OutputFile, PAGE, commit_all, own_ending},
@@ -75,7 +76,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let profiled =
         Profiled { arguments, backend: backend.name(), runs: batches.len(), profile, vocabulary, dictionary };
     let printed = print_result(&match arguments.json {
-        true => format!("{:#}\n", profiled.json()),
+        true => document(Kind::Profile, profiled.json()),
         false => profiled.text(),
     });
     let page = page.map(|page| page.fill(profile_report::page(&profiled).to_html()));

@@ -6,10 +6,13 @@ use std::{
     process::ExitCode,
 };
 
+use serde::Serialize;
+
 use super::{
     Failure,
     apart::keep_apart,
     args::BackendArgument,
+    document::{Kind, document},
     failure::is_engine_name,
     interrupt::Ending,
     output_file::{OutputFile, commit_all, no_other_ending},
@@ -47,7 +50,11 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         Ok(Some(file.fill(tensor_file::encode(tensors)?)))
     };
     commit_all([fill(kept_outputs, &outputs)?, fill(kept_inputs, &inputs)?], &ending)?;
-    print_result(&summary(&outputs))?;
+    let outputs: Vec<_> = outputs.iter().map(Output::of).collect();
+    print_result(&match arguments.json {
+        true => document(Kind::Run, serde_json::json!({ "outputs": outputs })),
+        false => summary(&outputs),
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -61,29 +68,45 @@ fn check_ending(path: &Path) -> Result<(), Failure> {
     no_other_ending(path, "safetensors", &["onnx", "plan"])
 }
 
-/// Types, shapes and ranges of tensors, a line for each.
-fn summary(outputs: &NamedTensors) -> String {
+/// Type, shape and range of a tensor.
+#[derive(Serialize)]
+struct Output<'a> {
+    name: &'a str,
+    dtype: &'static str,
+    shape: &'a [usize],
+    #[serde(flatten)]
+    range: Range,
+}
+
+impl<'a> Output<'a> {
+    fn of((name, tensor): (&'a String, &'a Tensor)) -> Self {
+        Self { name, dtype: tensor.data().type_name(), shape: tensor.shape(), range: Range::of(tensor) }
+    }
+}
+
+/// A line for each.
+fn summary(outputs: &[Output<'_>]) -> String {
     let header = ["output", "type", "shape", "least", "mean", "largest", "not finite"];
-    let row = |(name, tensor): (&String, &Tensor)| {
-        let Range { least, mean, largest, others } = Range::of(tensor);
-        let [least, mean, largest] = [least, mean, largest].map(|value| value.map_or("-".to_owned(), short));
-        let kind = tensor.data().type_name().to_owned();
-        vec![name.clone(), kind, format!("{:?}", tensor.shape()), least, mean, largest, others.to_string()]
+    let row = |Output { name, dtype, shape, range }: &Output<'_>| {
+        let [least, mean, largest] =
+            [range.least, range.mean, range.largest].map(|value| value.map_or("-".to_owned(), short));
+        let named = [(*name).to_owned(), (*dtype).to_owned(), format!("{shape:?}")];
+        named.into_iter().chain([least, mean, largest, range.not_finite.to_string()]).collect::<Vec<_>>()
     };
     let mut rows: Vec<_> = outputs.iter().map(row).collect();
-    let all_finite = rows.iter().all(|row| row.last().is_some_and(|others| others == "0"));
+    let all_finite = outputs.iter().all(|output| output.range.not_finite == 0);
     let shown = header.len() - usize::from(all_finite);
     rows.iter_mut().for_each(|row| row.truncate(shown));
     table(&header[..shown], &rows)
 }
 
 /// Finite values of a tensor, and how many others there are.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 struct Range {
     least: Option<f64>,
     mean: Option<f64>,
     largest: Option<f64>,
-    others: usize,
+    not_finite: usize,
 }
 
 impl Range {
@@ -103,7 +126,7 @@ impl Range {
         let (mut range, mut sum, mut count) = (Self::default(), 0.0, 0_usize);
         for value in values {
             if !value.is_finite() {
-                range.others += 1;
+                range.not_finite += 1;
                 continue;
             }
             range.least = Some(range.least.map_or(value, |least| least.min(value)));

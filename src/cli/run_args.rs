@@ -41,6 +41,9 @@ pub(super) struct RunArguments {
     /// Replace an existing output file
     #[arg(long)]
     pub(super) force: bool,
+    /// Print what is shown of outputs as JSON
+    #[arg(long)]
+    pub(super) json: bool,
     #[command(flatten)]
     pub(super) random: RandomArguments,
     #[command(flatten)]

@@ -9,6 +9,7 @@ use super::{
     Failure,
     apart::keep_apart,
     args::{BackendArgument, VerifyArguments},
+    document::{Kind, document},
     interrupt::Ending,
     must_be_open, note, open_checkpoint,
     output_file::{JSON, OutputFile, PAGE, commit_all, own_ending},
@@ -16,7 +17,7 @@ use super::{
     progress::VerifyProgress,
     run::{BackendOptions, backends, check_ort_options},
     table::table,
-    verify_receipt::{FORMAT, Receipt},
+    verify_receipt::Receipt,
     verify_report,
 };
 use crate::{
@@ -86,23 +87,30 @@ pub(super) fn verify(
     // What was found is worth its report without that.
     let receipt = receipt
         .and_then(|receipt| receipt.map_err(|failure| note(&format!("there is no receipt: {}", failure.message))).ok());
+    let unused = must_have_run(&result, &options.required);
+    let found = || json(&result, unused.is_some(), receipt.as_ref());
     let printed = print_result(&match (&arguments.json, &report_file) {
-        (Some(_), None) => format!("{:#}\n", merged(exported, json(&result, receipt.as_ref()))),
+        (Some(_), None) => with_export(exported, found()),
         _ => text(arguments, &result),
     });
     let page = page.map(|page| page.fill(verify_report::page(arguments, &result, receipt.as_ref()).to_html()));
-    let file = report_file.map(|file| file.fill(format!("{:#}\n", json(&result, receipt.as_ref()))));
+    let file = report_file.map(|file| file.fill(document(Kind::Verify, found())));
     let written = commit_all([page, file], ending);
     printed.and(written)?;
+    match unused {
+        _ if result.differs() => Ok(ExitCode::FAILURE),
+        Some(failure) => Err(failure),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// The first backend that was not used and had to be, if there is one: of those that were asked for, and of all where
+/// none was used.
+fn must_have_run(result: &Verification, required: &[String]) -> Option<Failure> {
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
     let is_asked_for = |report: &BackendReport| report.skipped.as_ref().is_some_and(|skip| skip.is_asked_for);
-    let must_run =
-        |report: &BackendReport| all_unused || options.required.contains(&report.backend) || is_asked_for(report);
-    let unused = |report| must_run(report).then_some(report).and_then(unused_backend);
-    if result.differs() {
-        return Ok(ExitCode::FAILURE);
-    }
-    result.backends.iter().find_map(unused).map_or(Ok(ExitCode::SUCCESS), Err)
+    let must_run = |report: &&BackendReport| all_unused || required.contains(&report.backend) || is_asked_for(report);
+    result.backends.iter().filter(must_run).find_map(unused_backend)
 }
 
 /// Sizes that hold every case of a verification.
@@ -130,12 +138,17 @@ fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
     }
 }
 
-fn json(result: &Verification, receipt: Option<&Receipt>) -> Value {
+fn json(result: &Verification, is_incomplete: bool, receipt: Option<&Receipt>) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or_default();
+    let verdict = match () {
+        () if result.differs() => "differs",
+        () if is_incomplete => "incomplete",
+        () => "verified",
+    };
     if let Some(object) = value.as_object_mut() {
-        object.insert("format".into(), FORMAT.into());
         object.insert("receipt".into(), serde_json::to_value(receipt).unwrap_or_default());
-        object.insert("passed".into(), result.passed().into());
+        object.insert("verdict".into(), verdict.into());
+        object.insert("passed".into(), (verdict == "verified").into());
         object.insert("not_compared".into(), result.not_compared().into());
         object.insert("graph_changed".into(), result.graph_changed().into());
     }
@@ -143,13 +156,13 @@ fn json(result: &Verification, receipt: Option<&Receipt>) -> Value {
 }
 
 /// The result of an export with that of its verification, or the latter alone.
-fn merged(exported: Option<Value>, verification: Value) -> Value {
+fn with_export(exported: Option<Value>, verification: Value) -> String {
     match exported {
         Some(Value::Object(mut object)) => {
             object.insert("verification".into(), verification);
-            Value::Object(object)
+            document(Kind::Export, object)
         }
-        _ => verification,
+        _ => document(Kind::Verify, verification),
     }
 }
 

@@ -14,9 +14,6 @@ use crate::{
     parity::Verification,
 };
 
-/// Version of the layout of the JSON.
-pub(super) const FORMAT: u32 = 1;
-
 /// Files by their hashes, libraries, machine and options of a verification.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Receipt {
@@ -24,6 +21,10 @@ pub(super) struct Receipt {
     pub(super) program: &'static str,
     /// Seconds since 1970, UTC.
     pub(super) unix_time: u64,
+    /// The export, as it was named.
+    pub(super) model: String,
+    /// The checkpoint, as it was named.
+    pub(super) checkpoint: String,
     /// Name of the processor.
     pub(super) cpu: Option<String>,
     /// Threads that ONNX Runtime was given; as many as it chooses where absent.
@@ -62,6 +63,8 @@ impl Receipt {
         Ok(Self {
             program: env!("CARGO_PKG_VERSION"),
             unix_time: now(),
+            model: arguments.model.display().to_string(),
+            checkpoint: arguments.checkpoint.display().to_string(),
             cpu: Machine::processor(),
             threads: arguments.threads,
             runtimes: libraries(backends, arguments.library.as_deref()),

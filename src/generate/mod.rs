@@ -36,6 +36,7 @@ mod caches;
 mod causal_folder;
 mod decoder;
 mod error;
+mod finish;
 mod graphs;
 mod options;
 mod profile;
@@ -47,8 +48,9 @@ mod translator;
 
 pub use causal_folder::{GenerationSettings, holds_causal_lm};
 pub use error::GenerateError;
+pub use finish::Finish;
 pub use options::{SearchOptions, Stop};
 pub use profile::{NodeTime, Profile};
 pub use sampling::SamplingOptions;
-pub use text_generator::{Continuation, Finish, NewToken, Prompt, TextGenerator, TextGeneratorOptions};
+pub use text_generator::{Continuation, NewToken, Prompt, TextGenerator, TextGeneratorOptions};
 pub use translator::{Hypothesis, Translator, TranslatorOptions};

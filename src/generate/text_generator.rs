@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    GenerateError, SamplingOptions,
+    Finish, GenerateError, SamplingOptions,
     caches::{CacheLayout, Caches},
     causal_folder::{CausalFolder, GenerationSettings, Names},
     sampling::choose,
@@ -53,17 +53,6 @@ impl From<&str> for Prompt {
     fn from(text: &str) -> Self {
         Self::Text(text.to_owned())
     }
-}
-
-/// Why a continuation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
-    /// With an end token, which is the last of its tokens.
-    Eos,
-    /// At the most new tokens, or at the model's last position.
-    Length,
-    /// Before the first token: the prompt is blank or has no tokens.
-    Blank,
 }
 
 /// What follows a prompt.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    GenerateError, Profile, SearchOptions,
+    Finish, GenerateError, Profile, SearchOptions,
     caches::CacheLayout,
     decoder::{CacheNames, CachedDecoder, Memory, StepTimes},
     graphs::{Graphs, cache_names},
@@ -58,6 +58,8 @@ pub struct Hypothesis {
     pub score: f64,
     /// Log-probability of each token.
     pub log_probabilities: Vec<f64>,
+    /// [`Finish::Length`] where it was ended at the most tokens that it might have.
+    pub finish: Finish,
 }
 
 /// A translation model that is ready to run.
@@ -214,7 +216,9 @@ impl Translator {
                 SearchError::NotFinite { sentence } => GenerateError::NotFinite { line: first + batch[sentence].place },
             })?;
             for (source, found) in batch.iter().zip(found) {
-                results[source.place] = found.into_iter().take(options.nbest).map(|one| self.hypothesis(one)).collect();
+                let most = self.most_tokens(source, options);
+                let found = found.into_iter().take(options.nbest);
+                results[source.place] = found.map(|one| self.hypothesis(one, most)).collect();
             }
         }
         self.sentences += sources.len();
@@ -227,8 +231,7 @@ impl Translator {
         batch: &[Source],
         options: &SearchOptions,
     ) -> Result<Vec<Vec<Finished>>, SearchError<GenerateError>> {
-        let max_len = |source: &Source| options.max_len(source.ids.len(), self.config.max_target_positions);
-        let max_lens: Vec<_> = batch.iter().map(max_len).collect();
+        let max_lens: Vec<_> = batch.iter().map(|source| self.most_tokens(source, options)).collect();
         let start = Instant::now();
         let memory = self.encode(batch).map_err(SearchError::Decoder)?;
         self.encode_time += start.elapsed();
@@ -262,9 +265,15 @@ impl Translator {
         Ok(Memory { mask, caches: self.encoder.run()? })
     }
 
-    fn hypothesis(&self, finished: Finished) -> Hypothesis {
+    /// Most tokens of a translation, without the end.
+    fn most_tokens(&self, source: &Source, options: &SearchOptions) -> usize {
+        options.max_len(source.ids.len(), self.config.max_target_positions)
+    }
+
+    fn hypothesis(&self, finished: Finished, most_tokens: usize) -> Hypothesis {
         let Finished { tokens, log_probabilities, score } = finished;
-        Hypothesis { text: self.tokenizer.decode(&tokens), tokens, score, log_probabilities }
+        let finish = if tokens.len() > most_tokens { Finish::Length } else { Finish::Eos };
+        Hypothesis { text: self.tokenizer.decode(&tokens), tokens, score, log_probabilities, finish }
     }
 
     /// Where the time of all translations so far went; nodes only where

@@ -107,12 +107,6 @@ impl RoutedAttention {
             + Cost::product((2 * self.width).saturating_mul(chosen), queries)
             + Cost::attention(queries, keys, chosen)
     }
-
-    /// As people ask for them.
-    pub(super) fn describe(&self) -> String {
-        let heads = if self.kv_heads == 1 { String::new() } else { format!("{} x ", self.kv_heads) };
-        format!("{} of {} experts, heads of {heads}{}, width {}", self.top_k, self.experts, self.head, self.width)
-    }
 }
 
 /// Sizes of a routed feed-forward block that its cost depends on.

@@ -10,6 +10,7 @@ use std::{
 use super::{
     cost::{Cost, Lengths},
     graph_cost::{self, Told},
+    sizes::{ModelSizes, symbols},
 };
 use crate::{
     file_names::{DECODER, ENCODER, MODEL},
@@ -128,8 +129,8 @@ pub struct GraphInspection {
     pub family: Option<String>,
     /// How the operators of this project are written, where this program wrote the files.
     pub form: Option<String>,
-    /// Sizes that the graphs tell, each with a name.
-    pub sizes: Vec<(&'static str, String)>,
+    /// Sizes that the graphs tell.
+    pub sizes: ModelSizes,
     /// Parts, in the order of the journey of a token; none for a foreign file.
     pub parts: Vec<GraphPart>,
     /// All of them.
@@ -186,11 +187,9 @@ pub fn inspect_graphs(files: &[OnnxFile], lengths: Lengths) -> GraphInspection {
     let accounts = graph_cost::accounts(files, family.as_deref(), lengths);
     let part = |(name, cost): &(&'static str, Cost)| GraphPart::new(name, *cost, accounts.told);
     let total = accounts.parts.iter().map(|(_, cost)| *cost).sum();
-    let mut sizes = accounts.sizes;
-    sizes.extend(vocabulary(files).map(|symbols| ("vocabulary", symbols)));
     GraphInspection {
         form: said(metadata::FORM),
-        sizes,
+        sizes: ModelSizes { vocabulary: vocabulary(files), ..accounts.sizes },
         parts: if family.is_some() { accounts.parts.iter().map(part).collect() } else { Vec::new() },
         total: GraphPart::new("total", total, accounts.told),
         lengths,
@@ -202,17 +201,16 @@ pub fn inspect_graphs(files: &[OnnxFile], lengths: Lengths) -> GraphInspection {
 }
 
 /// Symbols that the output called `logits` has scores for, after those of an encoder that has others.
-fn vocabulary(files: &[OnnxFile]) -> Option<String> {
-    let logits = files.iter().flat_map(OnnxFile::outputs).find(|output| output.name == "logits")?;
-    let Some(Dim::Fixed(target)) = logits.dims?.last().cloned() else { return None };
+fn vocabulary(files: &[OnnxFile]) -> Vec<u64> {
+    let mut outputs = files.iter().flat_map(OnnxFile::outputs);
+    let logits = outputs.find(|output| output.name == "logits").and_then(|logits| logits.dims?.pop());
+    let Some(Dim::Fixed(target)) = logits else { return Vec::new() };
+    let target = target as u64;
     let encoder = files.iter().find(|file| file.metadata(metadata::PART) == Some(ENCODER));
     let tables = encoder.and_then(OnnxFile::graph).into_iter().flat_map(|graph| &graph.initializer);
     let rows =
         tables.filter(|tensor| tensor.name.ends_with("embed_tokens.weight")).find_map(|table| table.dims.first());
-    match rows.and_then(|rows| usize::try_from(*rows).ok()) {
-        Some(source) if source != target => Some(format!("{source} to {target}")),
-        _ => Some(target.to_string()),
-    }
+    symbols(rows.and_then(|rows| u64::try_from(*rows).ok()).unwrap_or(target), target)
 }
 
 /// Fixed dimensions of every past of self-attention, of which one token of a row adds one line.

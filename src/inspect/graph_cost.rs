@@ -11,6 +11,7 @@ use super::{
     cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
     graph::{operators_of, values},
     products::{Uncounted, integers, is_parameter, is_rounding, last_integer, operands, scaled_weights, stored_name},
+    sizes::{AttentionSizes, ModelSizes},
 };
 use crate::{
     file_names::{DECODER, ENCODER, MODEL},
@@ -39,7 +40,7 @@ pub(super) struct Told {
 pub(super) struct Accounts {
     pub(super) told: Told,
     pub(super) parts: Vec<(&'static str, Cost)>,
-    pub(super) sizes: Vec<(&'static str, String)>,
+    pub(super) sizes: ModelSizes,
     pub(super) not_told: Vec<String>,
 }
 
@@ -78,15 +79,13 @@ pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Length
     let told = Told { linear: told.linear && complete, attention: told.attention && complete };
     let order = PARTS.into_iter().chain([OUTPUT, OTHER]);
     let parts = order.filter_map(|name| ledger.costs.get(name).map(|cost| (name, *cost))).collect();
-    let sizes = [layers(&ledger.layers), ledger.sizes].concat();
+    let sizes = ModelSizes { layers: layers(&ledger.layers), attention: ledger.attention, vocabulary: Vec::new() };
     Accounts { told, parts, sizes, not_told }
 }
 
 /// Layers, an encoder's before a decoder's; a single layer is none.
-fn layers(by_file: &BTreeMap<String, u64>) -> Vec<(&'static str, String)> {
-    let counted = [ENCODER, DECODER, MODEL].into_iter().filter_map(|file| by_file.get(file));
-    let counted: Vec<_> = counted.map(ToString::to_string).collect();
-    if counted.is_empty() { Vec::new() } else { vec![("layers", counted.join(" + "))] }
+fn layers(by_file: &BTreeMap<String, u64>) -> Vec<u64> {
+    [ENCODER, DECODER, MODEL].into_iter().filter_map(|file| by_file.get(file).copied()).collect()
 }
 
 /// What the operators of the files tell.
@@ -116,7 +115,7 @@ struct Ledger {
     costs: BTreeMap<&'static str, Cost>,
     /// Tensors whose values were counted.
     seen: HashSet<String>,
-    sizes: Vec<(&'static str, String)>,
+    attention: Vec<AttentionSizes>,
     /// Layers of each file.
     layers: BTreeMap<String, u64>,
     incomplete: Vec<String>,
@@ -127,12 +126,6 @@ impl Ledger {
     fn add(&mut self, part: &'static str, cost: Cost) {
         let entry = self.costs.entry(part).or_default();
         *entry = *entry + cost;
-    }
-
-    fn size(&mut self, name: &'static str, value: String) {
-        if self.sizes.iter().all(|(known, _)| *known != name) {
-            self.sizes.push((name, value));
-        }
     }
 }
 
@@ -352,7 +345,7 @@ impl<'a> Walk<'a> {
             ledger.add(part, Cost::product(values(keys_and_values), keys));
         }
         Self::deactivate(ledger, part, [query, output], top_k, experts);
-        self.attention_size(part, sizes.describe(), ledger);
+        self.attention_size(part, |name| AttentionSizes::routed(name, &sizes), ledger);
         Some(())
     }
 
@@ -450,19 +443,25 @@ impl<'a> Walk<'a> {
         let queries = self.tokens();
         let keys = if is_cross { self.lengths.source } else { queries };
         ledger.add(part, Cost::attention(queries, keys, columns));
-        let sizes = format!("{heads} heads of {}, width {columns}", columns / heads.max(1));
-        self.attention_size(part, sizes, ledger);
+        self.attention_size(part, |name| AttentionSizes::dense(name, heads, columns / heads.max(1)), ledger);
     }
 
     /// Sizes under the name that a typed model gives them.
-    fn attention_size(&self, part: &'static str, sizes: String, ledger: &mut Ledger) {
+    fn attention_size(
+        &self,
+        part: &'static str,
+        sizes: impl FnOnce(&'static str) -> AttentionSizes,
+        ledger: &mut Ledger,
+    ) {
         let name = match part {
             "encoder self-attention" => "encoder attention",
             "decoder self-attention" => "decoder attention",
             name => name,
         };
         if name != "cross-attention" || self.part == MODEL {
-            ledger.size(name, sizes);
+            if ledger.attention.iter().all(|known| known.name != name) {
+                ledger.attention.push(sizes(name));
+            }
             *ledger.layers.entry(self.part.to_owned()).or_default() += 1;
         }
     }

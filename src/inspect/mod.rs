@@ -10,6 +10,7 @@ mod model;
 pub mod paper;
 pub mod preset;
 mod products;
+mod sizes;
 
 use std::collections::BTreeMap;
 
@@ -20,6 +21,7 @@ pub use graph::{
     File, FunctionBody, GraphInspection, GraphPart, GraphWeights, ModelFiles, OperatorCount, Signature, inspect_graphs,
     model_files,
 };
+pub use sizes::{AttentionSizes, ModelSizes};
 
 /// One part of a model.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -47,8 +49,8 @@ pub struct StoredWeights {
 pub struct Inspection {
     /// `model_type`.
     pub family: String,
-    /// Sizes of the model, each with a name.
-    pub sizes: Vec<(&'static str, String)>,
+    /// Sizes of the model.
+    pub sizes: ModelSizes,
     /// Parts, in the order of the journey of a token.
     pub parts: Vec<Part>,
     /// All of them.

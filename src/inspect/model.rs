@@ -10,7 +10,10 @@ use moa_graphs::{
     },
 };
 
-use super::cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward};
+use super::{
+    cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
+    sizes::{AttentionSizes, ModelSizes, symbols},
+};
 
 /// Values of one tensor.
 pub(super) fn elements(weight: &Weight) -> u64 {
@@ -27,7 +30,7 @@ struct Counter<'a> {
 trait Counted: AttentionLayer {
     fn cost<'a>(&'a self, counter: &mut Counter<'a>, queries: u64, keys: u64) -> Cost;
 
-    fn describe(&self) -> String;
+    fn sizes(&self, name: &'static str) -> AttentionSizes;
 }
 
 impl Counted for Attention {
@@ -57,8 +60,8 @@ impl Counted for Attention {
             + sizes.macs(queries, keys)
     }
 
-    fn describe(&self) -> String {
-        routed_attention(self).describe()
+    fn sizes(&self, name: &'static str) -> AttentionSizes {
+        AttentionSizes::routed(name, &routed_attention(self))
     }
 }
 
@@ -87,8 +90,8 @@ impl Counted for DenseAttention {
             + Cost::attention(queries, keys, (self.heads * self.head_size) as u64)
     }
 
-    fn describe(&self) -> String {
-        format!("{} heads of {}, width {}", self.heads, self.head_size, self.heads * self.head_size)
+    fn sizes(&self, name: &'static str) -> AttentionSizes {
+        AttentionSizes::dense(name, self.heads as u64, self.head_size as u64)
     }
 }
 
@@ -271,36 +274,40 @@ pub(super) fn cache_values_per_token(model: &Model) -> u64 {
     }
 }
 
-/// Sizes of a model, as people ask for them.
-pub(super) fn sizes(model: &Model) -> Vec<(&'static str, String)> {
+/// Sizes of a model.
+pub(super) fn sizes(model: &Model) -> ModelSizes {
     match model {
         Model::EncoderDecoder(model) => encoder_decoder_sizes(model),
         Model::Transformer(model) => encoder_decoder_sizes(model),
         Model::MaskedLm(model) => masked_lm_sizes(model),
         Model::TransformerMaskedLm(model) => masked_lm_sizes(model),
-        Model::CausalLm(model) => {
-            let mut sizes = vec![("layers", model.layers.len().to_string())];
-            sizes.extend(model.layers.first().map(|layer| ("attention", layer.attention.describe())));
-            sizes.push(("vocabulary", model.output.shape()[0].to_string()));
-            sizes
+        Model::CausalLm(model) => ModelSizes {
+            layers: vec![model.layers.len() as u64],
+            attention: model.layers.first().map(|layer| layer.attention.sizes("attention")).into_iter().collect(),
+            vocabulary: vec![model.output.shape()[0] as u64],
+        },
+        Model::Layer(layer) => {
+            ModelSizes { attention: vec![layer.attention.sizes("attention")], ..ModelSizes::default() }
         }
-        Model::Layer(layer) => vec![("attention", layer.attention.describe())],
     }
 }
 
-fn encoder_decoder_sizes<A: Counted>(model: &EncoderDecoder<A>) -> Vec<(&'static str, String)> {
+fn encoder_decoder_sizes<A: Counted>(model: &EncoderDecoder<A>) -> ModelSizes {
     let (encoder, decoder) = (&model.encoder, &model.decoder);
-    let mut sizes = vec![("layers", format!("{} + {}", encoder.layers.len(), decoder.layers.len()))];
-    sizes.extend(encoder.layers.first().map(|layer| ("encoder attention", layer.self_attention.describe())));
-    sizes.extend(decoder.layers.first().map(|layer| ("decoder attention", layer.self_attention.describe())));
-    let (source, target) = (encoder.embedding.tokens.shape()[0], decoder.output.shape()[0]);
-    sizes.push(("vocabulary", if source == target { source.to_string() } else { format!("{source} to {target}") }));
-    sizes
+    let encoders = encoder.layers.first().map(|layer| layer.self_attention.sizes("encoder attention"));
+    let decoders = decoder.layers.first().map(|layer| layer.self_attention.sizes("decoder attention"));
+    ModelSizes {
+        layers: vec![encoder.layers.len() as u64, decoder.layers.len() as u64],
+        attention: encoders.into_iter().chain(decoders).collect(),
+        vocabulary: symbols(encoder.embedding.tokens.shape()[0] as u64, decoder.output.shape()[0] as u64),
+    }
 }
 
-fn masked_lm_sizes<A: Counted>(model: &MaskedLm<A>) -> Vec<(&'static str, String)> {
-    let mut sizes = vec![("layers", model.encoder.layers.len().to_string())];
-    sizes.extend(model.encoder.layers.first().map(|layer| ("attention", layer.self_attention.describe())));
-    sizes.push(("vocabulary", model.head.weight.shape()[0].to_string()));
-    sizes
+fn masked_lm_sizes<A: Counted>(model: &MaskedLm<A>) -> ModelSizes {
+    let layers = &model.encoder.layers;
+    ModelSizes {
+        layers: vec![layers.len() as u64],
+        attention: layers.first().map(|layer| layer.self_attention.sizes("attention")).into_iter().collect(),
+        vocabulary: vec![model.head.weight.shape()[0] as u64],
+    }
 }

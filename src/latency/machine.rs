@@ -26,10 +26,12 @@ pub struct Machine {
     /// Whether boost frequencies are allowed.
     pub boost: Option<bool>,
     /// Times that the processor was throttled since it started.
+    #[serde(rename = "throttle_events_since_boot")]
     pub throttled: Option<u64>,
     /// Whether a hypervisor runs this machine.
     pub virtual_machine: Option<bool>,
     /// Memory in bytes.
+    #[serde(rename = "memory_bytes")]
     pub memory: Option<u64>,
     /// Distribution.
     pub system: Option<String>,
@@ -43,10 +45,13 @@ pub struct Machine {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moment {
     /// Load averages of 1, 5 and 15 minutes.
+    #[serde(rename = "load_averages")]
     pub load: Option<[f64; 3]>,
     /// Share of all processor time that other machines took since the machine started.
+    #[serde(rename = "stolen_share")]
     pub stolen: Option<f64>,
     /// Most resident memory of this process so far, in bytes (`VmHWM`).
+    #[serde(rename = "peak_memory_bytes")]
     pub peak_memory: Option<u64>,
     /// Time of the processors that this process may use.
     pub ticks: Option<Ticks>,

@@ -27,12 +27,11 @@ pub use error::LatencyError;
 pub use experts::ExpertLoad;
 pub use machine::{Machine, Moment, Ticks};
 pub use receipt::{Library, ModelFile, Options, Receipt, Threads, hash_file, now};
-pub use regression::{Change, Incomparable, Outcome, compare};
+pub use regression::{Change, Incomparable, Outcome, Regression, compare};
 #[cfg(test)]
 pub(crate) use result::sample;
 pub use result::{
-    BenchResult, DeviceTimes, FORMAT, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict,
-    layers,
+    BenchResult, DeviceTimes, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict, layers,
 };
 pub use sampler::{Budget, End, Series, nanoseconds};
 pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, inputs_at, tokens};
@@ -105,12 +104,10 @@ pub trait Watch {
 pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, LatencyError> {
     let jobs = setup.jobs()?;
     if let Some(older) = setup.older {
-        let points = jobs.iter().flat_map(|job| job.points.iter().map(move |point| (job, point)));
-        regression::can_be_compared(&receipt, points, older)?;
+        regression::can_be_compared(&receipt, setup.models, &jobs, older)?;
     }
     receipt.before = Moment::read();
     let mut result = BenchResult {
-        format: FORMAT,
         receipt,
         parity: Vec::new(),
         sessions: Vec::new(),
@@ -125,6 +122,9 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
         let module = job.module.as_deref().map_or(String::new(), |module| format!(" {module}"));
         setup.watch.does(&format!("loading {}{module}", job.part));
         let mut contest = Contest::load(setup, job, &mut result)?;
+        if let Some(older) = setup.older {
+            regression::are_known(&result.receipt, &contest.contestants, &contest.job.points, older)?;
+        }
         contest.check(&mut result)?;
         contests.push(contest);
     }

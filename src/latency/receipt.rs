@@ -24,6 +24,7 @@ pub struct Receipt {
     /// After the last one.
     pub after: Moment,
     /// Times that the processor was throttled in between, where it counts them.
+    #[serde(rename = "throttle_events")]
     pub throttled: Option<u64>,
     /// Threads that each backend was given.
     pub threads: Threads,
@@ -77,7 +78,8 @@ pub struct ModelFile {
 pub struct Options {
     /// Who decides about the experts.
     pub routing: String,
-    /// Whether inputs came from a file.
+    /// SHA-256 of the file of inputs, where they came from one.
+    #[serde(rename = "inputs_sha256")]
     pub inputs: Option<String>,
     /// Seed of random inputs.
     pub seed: u64,
@@ -86,6 +88,7 @@ pub struct Options {
     /// Seconds that end a point.
     pub seconds: Option<f64>,
     /// Most seconds of a warm-up.
+    #[serde(rename = "warm_up_seconds")]
     pub warm_up: f64,
     /// Whether a backend that computes something else is timed.
     pub allow_failed_parity: bool,

@@ -1,29 +1,47 @@
 //! A result beside an older one.
 
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
 use super::{
-    contest::{place, place_of_job},
-    receipt::Receipt,
-    result::{BenchResult, FORMAT, Row},
+    contest::{Contestant, place, point_text},
+    receipt::{ModelFile, Receipt},
+    result::{BenchResult, Row, Subject},
     shapes::Sizes,
     statistics::Estimate,
-    subjects::Job,
+    subjects::{Job, Model},
 };
 
+/// What became of every row of an older result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Regression {
+    /// How much slower or faster a row may become, as a share of its time.
+    pub threshold: f64,
+    /// Files, by model and name, whose bytes no file of that model had then.
+    pub other_files: Vec<String>,
+    /// Row by row.
+    pub rows: Vec<Change>,
+}
+
 /// One row beside its older self.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Change {
-    /// Row of the new result.
+    /// Row of the new result, from 0.
     pub row: usize,
     /// Median of the turns then, with its interval.
+    #[serde(rename = "before_ns")]
     pub before: Estimate,
     /// And now.
+    #[serde(rename = "after_ns")]
     pub after: Estimate,
     /// Verdict.
     pub outcome: Outcome,
 }
 
 /// What the intervals say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The new interval lies above the old one by more than the threshold.
     Slower,
@@ -45,42 +63,143 @@ pub struct Incomparable {
     pub after: String,
 }
 
+impl Incomparable {
+    fn new(what: String, before: &str, after: &str) -> Self {
+        Self { what, before: before.into(), after: after.into() }
+    }
+}
+
+impl Regression {
+    /// Whether a row became slower.
+    pub fn is_slower(&self) -> bool {
+        self.rows.iter().any(|change| change.outcome == Outcome::Slower)
+    }
+}
+
 /// Compares every row of `new` with the same one of `old`. A row is slower where even the lower end of its interval
-/// is above the upper end of the old one times `1 + threshold`.
+/// is above the upper end of the old one times `1 + threshold`. A model stands for the one of its name, or for the only
+/// one where each result has one.
 ///
 /// # Errors
 ///
 /// Where processor, threads, routing or inputs differ, a row is new, or there were too few turns for an interval.
-pub fn compare(new: &BenchResult, old: &BenchResult, threshold: f64) -> Result<Vec<Change>, Incomparable> {
-    same_circumstances((new.format, &new.receipt), old)?;
-    new.rows.iter().enumerate().map(|(index, row)| change(index, row, old, threshold)).collect()
+pub fn compare(new: &BenchResult, old: &BenchResult, threshold: f64) -> Result<Regression, Incomparable> {
+    same_circumstances(&new.receipt, &old.receipt)?;
+    let older = Older::of(&new.receipt, old);
+    let rows = new.rows.iter().enumerate().map(|(index, row)| older.change(index, row, threshold));
+    Ok(Regression { threshold, other_files: older.other_files(&new.receipt), rows: rows.collect::<Result<_, _>>()? })
 }
 
-/// Makes sure, before anything is timed, that [`compare`] will find `points` in `old`.
+/// Makes sure, before anything is loaded, that [`compare`] will find the points of `jobs` in `old`.
 ///
 /// # Errors
 ///
-/// Where processor, threads, routing or inputs differ, or a point is new.
-pub(super) fn can_be_compared<'a>(
+/// Where processor, threads, routing or inputs differ, or a point of a model is new.
+pub(super) fn can_be_compared(
     receipt: &Receipt,
-    mut points: impl Iterator<Item = (&'a Job, &'a Sizes)>,
+    models: &[Model],
+    jobs: &[Job],
     old: &BenchResult,
 ) -> Result<(), Incomparable> {
-    same_circumstances((FORMAT, receipt), old)?;
-    let is_known = |(job, point): &(&Job, &Sizes)| {
-        let subject = |row: &Row| row.subject.part == job.part && row.subject.module == job.module;
-        old.rows.iter().any(|row| subject(row) && row.point == **point)
-    };
-    let (before, after) = ("not measured".to_owned(), "asked for".to_owned());
-    let new = points.find(|point| !is_known(point));
-    new.map_or(Ok(()), |(job, point)| Err(Incomparable { what: place_of_job(job, point), before, after }))
+    same_circumstances(receipt, &old.receipt)?;
+    let older = Older::of(receipt, old);
+    for job in jobs {
+        for (member, point) in job.members.iter().flat_map(|member| job.points.iter().map(move |point| (member, point)))
+        {
+            let model = &models[member.model].label;
+            let is_known = |row: &Row| {
+                let Subject { part, module, .. } = &row.subject;
+                part == &job.part && module == &job.module && older.is_model(model, row) && row.point == *point
+            };
+            if !old.rows.iter().any(is_known) {
+                let module = job.module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
+                let what = format!("{model}, {}{module}, {}", job.part, point_text(point));
+                return Err(Incomparable::new(what, "not measured", "asked for"));
+            }
+        }
+    }
+    Ok(())
 }
 
-fn same_circumstances(new: (u32, &Receipt), old: &BenchResult) -> Result<(), Incomparable> {
-    let facts = |(format, receipt): (u32, &Receipt)| {
+/// Makes sure, before anything is timed, that [`compare`] will find each of `contestants` at `points` in `old`.
+///
+/// # Errors
+///
+/// Where one is new.
+pub(super) fn are_known(
+    receipt: &Receipt,
+    contestants: &[Contestant],
+    points: &[Sizes],
+    old: &BenchResult,
+) -> Result<(), Incomparable> {
+    let older = Older::of(receipt, old);
+    let all = contestants.iter().flat_map(|contestant| points.iter().map(move |point| (&contestant.subject, point)));
+    all.into_iter().try_for_each(|(subject, point)| older.row(subject, point).map(|_| ()))
+}
+
+/// An older result, and which of its models stands for the only one of the new result, where each has one.
+struct Older<'a> {
+    result: &'a BenchResult,
+    renamed: Option<(&'a str, &'a str)>,
+}
+
+impl<'a> Older<'a> {
+    fn of(new: &'a Receipt, old: &'a BenchResult) -> Self {
+        let only = |receipt: &'a Receipt| {
+            let models: BTreeSet<&str> = receipt.files.iter().map(|file| file.model.as_str()).collect();
+            models.first().copied().filter(|_| models.len() == 1)
+        };
+        Self { result: old, renamed: only(new).zip(only(&old.receipt)) }
+    }
+
+    /// The name then of what is `model` now.
+    fn name<'b>(&'b self, model: &'b str) -> &'b str {
+        self.renamed.filter(|(now, _)| *now == model).map_or(model, |(_, then)| then)
+    }
+
+    fn is_model(&self, model: &str, row: &Row) -> bool {
+        row.subject.model == self.name(model)
+    }
+
+    fn row(&self, subject: &Subject, point: &Sizes) -> Result<&Row, Incomparable> {
+        let is_same = |row: &&Row| {
+            let Subject { backend, part, module, .. } = &row.subject;
+            let place = (&subject.backend, &subject.part, &subject.module);
+            self.is_model(&subject.model, row) && (backend, part, module) == place && row.point == *point
+        };
+        let found = self.result.rows.iter().find(is_same);
+        found.ok_or_else(|| Incomparable::new(place(subject, Some(point)), "not measured", "measured"))
+    }
+
+    fn change(&self, index: usize, row: &Row, threshold: f64) -> Result<Change, Incomparable> {
+        let (before, after) = (self.row(&row.subject, &row.point)?.turn_median, row.turn_median);
+        let differ = |before, after| Incomparable::new(place(&row.subject, Some(&row.point)), before, after);
+        let few = "too few turns for an interval";
+        match (before.interval, after.interval) {
+            (Some(old), Some(new)) => Ok(Change { row: index, before, after, outcome: outcome(old, new, threshold) }),
+            (None, _) => Err(differ(few, "measured")),
+            (_, None) => Err(differ("measured", few)),
+        }
+    }
+
+    fn other_files(&self, new: &Receipt) -> Vec<String> {
+        let is_same = |old: &ModelFile, new: &ModelFile| old.model == self.name(&new.model) && old.sha256 == new.sha256;
+        let is_known = |file: &&ModelFile| self.result.receipt.files.iter().any(|old| is_same(old, file));
+        let others = new.files.iter().filter(|file| !is_known(file));
+        others
+            .map(
+                |file| {
+                    if file.model == file.file { file.file.clone() } else { format!("{}/{}", file.model, file.file) }
+                },
+            )
+            .collect()
+    }
+}
+
+fn same_circumstances(new: &Receipt, old: &Receipt) -> Result<(), Incomparable> {
+    let facts = |receipt: &Receipt| {
         let threads = receipt.threads;
         [
-            ("format", format.to_string()),
             ("processor", receipt.machine.cpu.clone().unwrap_or_else(|| "unknown".into())),
             ("usable processors", receipt.machine.usable_cpus.to_string()),
             ("threads", format!("{} of ONNX Runtime, {} of tract", threads.onnx_runtime, threads.tract)),
@@ -89,28 +208,9 @@ fn same_circumstances(new: (u32, &Receipt), old: &BenchResult) -> Result<(), Inc
             ("seed", receipt.options.seed.to_string()),
         ]
     };
-    let pairs = facts((old.format, &old.receipt)).into_iter().zip(facts(new));
-    match pairs.into_iter().find(|((_, before), (_, after))| before != after) {
-        Some(((what, before), (_, after))) => Err(Incomparable { what: what.to_owned(), before, after }),
-        None if old.format == FORMAT => Ok(()),
-        None => Err(Incomparable { what: "format".into(), before: old.format.to_string(), after: FORMAT.to_string() }),
-    }
-}
-
-fn change(index: usize, row: &Row, old: &BenchResult, threshold: f64) -> Result<Change, Incomparable> {
-    let what = || place(&row.subject, Some(&row.point));
-    let differ = |before: &str, after: &str| Incomparable { what: what(), before: before.into(), after: after.into() };
-    let before = old.rows.iter().find(|old| old.subject == row.subject && old.point == row.point);
-    let before = before.ok_or_else(|| differ("not measured", "measured"))?.turn_median;
-    let after = row.turn_median;
-    let few = "too few turns for an interval";
-    let (old_interval, new_interval) = match (before.interval, after.interval) {
-        (Some(before), Some(after)) => (before, after),
-        (None, _) => return Err(differ(few, "measured")),
-        (_, None) => return Err(differ("measured", few)),
-    };
-    let outcome = outcome(old_interval, new_interval, threshold);
-    Ok(Change { row: index, before, after, outcome })
+    let mut pairs = facts(old).into_iter().zip(facts(new));
+    let difference = pairs.find(|((_, before), (_, after))| before != after);
+    difference.map_or(Ok(()), |((what, before), (_, after))| Err(Incomparable::new(what.to_owned(), &before, &after)))
 }
 
 /// What a median became, by its intervals before and now: another where even the nearest ends are `threshold` apart.
@@ -153,7 +253,11 @@ mod tests {
         }
         let outcomes = |threshold| -> Vec<_> {
             let changes = compare(&new, &old, threshold).unwrap();
-            changes.iter().map(|change| (change.row, change.before.value, change.after.value, change.outcome)).collect()
+            changes
+                .rows
+                .iter()
+                .map(|change| (change.row, change.before.value, change.after.value, change.outcome))
+                .collect()
         };
         let slower = (1, 1_000.0, 1_500.0, Outcome::Slower);
         assert_eq!(outcomes(0.25), [(0, 2_000.0, 1_500.0, Outcome::Faster), slower]);
@@ -172,12 +276,41 @@ mod tests {
         }
     }
 
+    /// Models by their files: name of the model, name of the file, hash.
+    fn with_models(files: &[[&str; 3]]) -> BenchResult {
+        let mut result = sample();
+        let file = |[model, file, sha256]: &[&str; 3]| ModelFile {
+            model: (*model).into(),
+            file: (*file).into(),
+            bytes: 1,
+            sha256: (*sha256).into(),
+        };
+        result.receipt.files = files.iter().map(file).collect();
+        result.rows.truncate(1);
+        result.rows[0].subject.model = files[0][0].into();
+        result
+    }
+
+    #[test]
+    fn the_only_model_stands_for_the_only_one_and_other_files_are_told() {
+        let old = with_models(&[["before", "model.onnx", "a"], ["before", "model.onnx.data", "b"]]);
+        let new = with_models(&[["after", "model.onnx", "a"], ["after", "model.onnx.data", "c"]]);
+        assert_eq!(compare(&new, &old, 0.0).unwrap().other_files, ["after/model.onnx.data"]);
+        let same = with_models(&[["after", "model.onnx", "a"], ["after", "model.onnx.data", "b"]]);
+        assert_eq!(compare(&same, &old, 0.0).unwrap().other_files, [""; 0]);
+        let file = with_models(&[["m.onnx", "m.onnx", "d"]]);
+        assert_eq!(compare(&file, &old, 0.0).unwrap().other_files, ["m.onnx"]);
+        let two = with_models(&[["after", "model.onnx", "a"], ["other", "model.onnx", "a"]]);
+        let refusal = compare(&two, &old, 0.0).unwrap_err();
+        assert!(refusal.what.starts_with("after on ort"), "{refusal}");
+        assert!(compare(&old, &two, 0.0).is_err() && compare(&two, &two, 0.0).is_ok());
+    }
+
     type Edit = fn(&mut BenchResult);
 
     #[test]
     fn what_was_measured_differently_is_not_compared() {
-        let changes: [(&str, Edit); 8] = [
-            ("format: 1 then, 2 now", |new| new.format = 2),
+        let changes: [(&str, Edit); 7] = [
             ("processor: a processor then, unknown now", |new| new.receipt.machine.cpu = None),
             ("usable processors: 6 then, 5 now", |new| new.receipt.machine.usable_cpus = 5),
             ("threads: 4 of ONNX Runtime, 1 of tract then, 3 of", |new| new.receipt.threads.onnx_runtime = 3),
@@ -193,9 +326,6 @@ mod tests {
             let found = compare(&new, &old, 0.0).unwrap_err().to_string();
             assert!(found.starts_with(text), "{found} instead of {text}");
         }
-        let mut unknown = old.clone();
-        unknown.format = 2;
-        assert_eq!(compare(&unknown, &unknown, 0.0).unwrap_err().to_string(), "format: 2 then, 1 now");
         let mut elsewhere = old.clone();
         elsewhere.receipt.before = Default::default();
         elsewhere.receipt.unix_time += 1;

@@ -10,14 +10,9 @@ use super::{
 };
 use crate::parity::Agreement;
 
-/// Version of [`BenchResult`] as JSON.
-pub const FORMAT: u32 = 1;
-
 /// Everything that a benchmark found. Times are nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchResult {
-    /// [`FORMAT`].
-    pub format: u32,
     /// Where, with what and how.
     pub receipt: Receipt,
     /// Whether the backends compute the same.
@@ -55,28 +50,30 @@ pub struct Row {
     /// At which shape.
     pub point: Sizes,
     /// First call at this shape.
+    #[serde(rename = "first_call_ns")]
     pub first_call: u64,
     /// Calls of the warm-up.
     pub warm_up_calls: usize,
     /// Whether the warm-up ended in a steady state.
     pub steady: bool,
     /// All timed calls.
+    #[serde(rename = "times_ns")]
     pub times: Summary,
     /// Turns.
     pub turns: usize,
     /// Median of the turns' medians.
+    #[serde(rename = "turn_median_ns")]
     pub turn_median: Estimate,
     /// The median of each turn, in the order in which they were timed: turn `i` of the contestants of a point followed
-    /// each other. Absent in results of older versions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// each other.
+    #[serde(rename = "turn_medians_ns")]
     pub turn_medians: Vec<u64>,
     /// New tokens a second at the median.
     pub tokens_per_second: f64,
-    /// Time beside that of the point's first contestant; absent for that one.
+    /// Time beside that of the point's first contestant; none for that one.
     pub ratio: Option<Estimate>,
-    /// The same calls between events on the device; absent for backends that have none. All other times are by the
-    /// host's clock, from the call to its return.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The same calls between events on the device, where the backend has them. All other times are by the host's
+    /// clock, from the call to its return.
     pub device: Option<DeviceTimes>,
 }
 
@@ -85,11 +82,12 @@ pub struct Row {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceTimes {
     /// All timed calls.
+    #[serde(rename = "times_ns")]
     pub times: Summary,
     /// Time beside that of the point's first contestant, where that has such times too.
     pub ratio: Option<Estimate>,
     /// As [`Row::turn_medians`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "turn_medians_ns")]
     pub turn_medians: Vec<u64>,
 }
 
@@ -111,8 +109,10 @@ pub struct SessionRow {
     /// Who.
     pub subject: Subject,
     /// Time to load the graph from its file.
+    #[serde(rename = "load_ns")]
     pub load: u64,
     /// Resident memory that loading and a first call at every point added to the process at its peak, in bytes.
+    #[serde(rename = "added_memory_bytes")]
     pub peak_memory: Option<u64>,
 }
 
@@ -130,7 +130,7 @@ pub struct Skipped {
 pub struct ParityRow {
     /// Who.
     pub subject: Subject,
-    /// At which shape; absent where a checkpoint was the reference.
+    /// At which shape; none where a checkpoint was the reference.
     pub point: Option<Sizes>,
     /// The outcome.
     pub verdict: Verdict,
@@ -138,7 +138,7 @@ pub struct ParityRow {
 
 /// Outcome of a parity check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "verdict")]
+#[serde(rename_all = "snake_case", tag = "outcome")]
 pub enum Verdict {
     /// Verified against the checkpoint.
     Verified,
@@ -161,6 +161,28 @@ pub enum Verdict {
         /// What is wrong.
         fault: String,
     },
+}
+
+impl Verdict {
+    /// How JSON and CSV call the outcome.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Verified => "verified",
+            Self::Agrees { .. } => "agrees",
+            Self::Yardstick => "yardstick",
+            Self::NotChecked { .. } => "not_checked",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// How little is proved: more where less is.
+    const fn doubt(&self) -> u8 {
+        match self {
+            Self::Verified | Self::Agrees { .. } | Self::Yardstick => 0,
+            Self::NotChecked { .. } => 1,
+            Self::Failed { .. } => 2,
+        }
+    }
 }
 
 /// Time by node, in a pass of its own in which the runtime recorded every node.
@@ -186,12 +208,13 @@ pub struct NodeTime {
     /// Operator.
     pub operator: String,
     /// Whether they are a routed operator, or of its body; never in a graph of standard operators alone, whose nodes do
-    /// not tell. Absent in results of older versions.
-    #[serde(default)]
+    /// not tell.
     pub routed: bool,
     /// Nodes that ran, in each call.
+    #[serde(rename = "nodes_per_call")]
     pub nodes: f64,
     /// Time in each call.
+    #[serde(rename = "time_per_call_ns")]
     pub time: f64,
 }
 
@@ -220,6 +243,14 @@ fn sorted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 }
 
 impl BenchResult {
+    /// The most doubtful outcome of the parity checks of what was timed in `row`; of several, the last.
+    pub fn parity_of(&self, row: &Row) -> Option<&Verdict> {
+        let is_of = |parity: &&ParityRow| {
+            parity.subject == row.subject && parity.point.as_ref().is_none_or(|point| *point == row.point)
+        };
+        self.parity.iter().filter(is_of).map(|parity| &parity.verdict).max_by_key(|verdict| verdict.doubt())
+    }
+
     /// Whether something was timed that computes something else.
     pub fn has_failed_parity(&self) -> bool {
         self.parity.iter().any(|row| matches!(row.verdict, Verdict::Failed { .. }))
@@ -272,7 +303,6 @@ pub(crate) fn sample() -> BenchResult {
         peak_memory: Some(first + 1),
     };
     BenchResult {
-        format: FORMAT,
         receipt: super::receipt::sample(),
         parity: Vec::new(),
         sessions: vec![session(&subjects[0], 3_000), session(&subjects[1], 4_000)],

@@ -6,6 +6,7 @@ use std::{
 };
 
 use moa_schema::{FloatType, RoutingPart};
+use serde::{Serialize, Serializer};
 
 use crate::{
     backend::{Backend, BackendError, BackendErrorKind, Runner},
@@ -37,8 +38,10 @@ pub struct GraphReport {
     /// Runs compared.
     pub runs: usize,
     /// Chosen experts.
+    #[serde(serialize_with = "if_routed")]
     pub routing: RoutingComparison,
     /// Outputs.
+    #[serde(serialize_with = "if_compared")]
     pub outputs: Comparison,
     /// The first run that gave other bits once its routing was made an output: the runtime computes the file in another
     /// way than the copy whose routing was compared.
@@ -52,6 +55,14 @@ pub struct GraphReport {
     pub excess: Option<String>,
     /// What stopped the check, if something did.
     pub failure: Option<String>,
+}
+
+fn if_routed<S: Serializer>(routing: &RoutingComparison, serializer: S) -> Result<S::Ok, S::Error> {
+    Some(routing).filter(|routing| routing.decisions > 0).serialize(serializer)
+}
+
+fn if_compared<S: Serializer>(outputs: &Comparison, serializer: S) -> Result<S::Ok, S::Error> {
+    Some(outputs).filter(|outputs| outputs.values > 0).serialize(serializer)
 }
 
 impl GraphReport {

@@ -114,26 +114,23 @@ pub struct BackendReport {
     pub activations: FloatType,
     /// What it may round factors of products of our operators to, if that is less;
     /// tolerances are derived from it too.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text_if_any")]
+    #[serde(serialize_with = "as_text_if_any")]
     pub products: Option<Factors>,
     /// Outcome per graph.
     pub graphs: Vec<GraphReport>,
 }
 
-/// Why a backend was not used; JSON has `why` alone.
+/// Why a backend was not used.
 #[derive(Debug, Clone, serde::Serialize)]
-#[serde(transparent)]
 pub struct Skip {
+    /// What kind of reason that is.
+    pub kind: BackendErrorKind,
     /// For a line of text.
     pub why: String,
     /// The same without the places that were looked at.
     #[serde(skip)]
     pub brief: String,
-    /// What kind of reason that is.
-    #[serde(skip)]
-    pub kind: BackendErrorKind,
     /// What to do, where that is known.
-    #[serde(skip)]
     pub help: Option<&'static str>,
     /// Whether the environment names what is not there.
     #[serde(skip)]
@@ -167,7 +164,7 @@ pub struct FileAudit {
     /// File name.
     pub graph: String,
     /// Outcome.
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "in_two_keys")]
     pub constants: Constants,
     /// Its nodes; nothing where constants were not compared.
     pub nodes: Option<NodeAudit>,
@@ -180,14 +177,26 @@ impl FileAudit {
 }
 
 /// What became of the audit of a file.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone)]
 pub enum Constants {
     /// Each was compared.
-    #[serde(rename = "weights")]
     Compared(WeightAudit),
     /// None was, for this reason.
-    #[serde(rename = "skipped")]
     Skipped(String),
+}
+
+/// `weights` and `skipped`, one of which is null.
+fn in_two_keys<S: serde::Serializer>(constants: &Constants, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(serde::Serialize)]
+    struct Keys<'a> {
+        weights: Option<&'a WeightAudit>,
+        skipped: Option<&'a str>,
+    }
+    let keys = match constants {
+        Constants::Compared(weights) => Keys { weights: Some(weights), skipped: None },
+        Constants::Skipped(why) => Keys { weights: None, skipped: Some(why) },
+    };
+    serde::Serialize::serialize(&keys, serializer)
 }
 
 /// Outcome of a verification.

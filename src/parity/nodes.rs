@@ -15,6 +15,7 @@ use crate::onnx::{
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct NodeAudit {
     /// Nodes of the graph that the checkpoint gives.
+    #[serde(rename = "count")]
     pub nodes: usize,
     /// The first thing that is another one than in that graph, if something is.
     pub difference: Option<String>,

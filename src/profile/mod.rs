@@ -91,6 +91,7 @@ pub enum Score {
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Margin {
     /// What was subtracted.
+    #[serde(rename = "score_kind")]
     pub score: Score,
     /// Smallest margin, then the quantiles (nearest rank).
     pub min: Option<f64>,

@@ -12,6 +12,7 @@ mod accepted;
 mod baseline;
 mod bench;
 mod bench_checkpoint;
+mod documents;
 mod faults;
 mod inspect;
 mod interrupted;

@@ -34,11 +34,12 @@ fn ops_shows_library_runtime_and_how_to_register() {
 fn ops_as_json_is_json() {
     require_runtime();
     let value: serde_json::Value = serde_json::from_str(&Scene::new().accepts("ops --json")).unwrap();
-    assert_eq!(value["library"], std::env::var("MOA_ORT_LIBRARY").unwrap());
-    assert_eq!(value["onnxruntime"], std::env::var("ORT_DYLIB_PATH").unwrap());
-    assert!(value["library_why_not"].is_null() && value["onnxruntime_why_not"].is_null());
-    assert_eq!(value["onnxruntime_version"], version(&Scene::new().accepts("ops")));
-    assert_eq!((value["domain"].as_str(), value["version"].as_u64()), (Some("ai.moa"), Some(1)));
+    let (library, runtime) = (&value["library"], &value["onnxruntime"]);
+    assert_eq!(library["path"], std::env::var("MOA_ORT_LIBRARY").unwrap());
+    assert_eq!(runtime["path"], std::env::var("ORT_DYLIB_PATH").unwrap());
+    assert!(library["why_not"].is_null() && runtime["why_not"].is_null());
+    assert_eq!(runtime["version"], version(&Scene::new().accepts("ops")));
+    assert_eq!((value["domain"].as_str(), value["opset_version"].as_u64()), (Some("ai.moa"), Some(1)));
     let names = ["MoASelfAttention", "MoACrossAttention", "MoEFeedForward", "LMHead"];
     assert_eq!(value["operators"], serde_json::json!(names));
 }
@@ -56,9 +57,9 @@ fn what_is_not_found_is_said_and_no_error() {
     let text = nowhere("ops");
     assert!(text.contains("MOA_ORT_LIBRARY=/nowhere/a.so") && text.contains("ORT_DYLIB_PATH=/nowhere/b.so"), "{text}");
     let value: serde_json::Value = serde_json::from_str(&nowhere("ops --json")).unwrap();
-    assert!(value["library"].is_null() && value["onnxruntime"].is_null());
+    assert!(value["library"]["path"].is_null() && value["onnxruntime"]["path"].is_null());
     assert!(text.contains(BUILD) && !text.contains("register_custom_ops_library"), "{text}");
-    assert!(value["library_why_not"].as_str().unwrap().ends_with("looked in MOA_ORT_LIBRARY=/nowhere/a.so"));
+    assert!(value["library"]["why_not"].as_str().unwrap().ends_with("looked in MOA_ORT_LIBRARY=/nowhere/a.so"));
 }
 
 /// Whoever has no ONNX Runtime is told too, as far as the file shows it.
@@ -83,6 +84,7 @@ fn a_file_that_is_no_operator_library_is_not_shown_as_one() {
         assert!(text.contains(&told) && text.contains(BUILD), "{text}");
         assert!(!text.contains("register_custom_ops_library"), "{text}");
         let value: serde_json::Value = serde_json::from_str(&ops("ops --json")).unwrap();
-        assert!(value["library"].is_null() && value["library_why_not"].as_str().unwrap().contains(library));
+        let told = &value["library"];
+        assert!(told["path"].is_null() && told["why_not"].as_str().unwrap().contains(library));
     }
 }

@@ -31,10 +31,12 @@ fn one_gpu_is_explained() {
 fn json_gives_every_combination() {
     let printed = Scene::new().accepts("plan --gpu a100 --dtype bf16 --json");
     let value: Value = serde_json::from_str(&printed).unwrap();
-    let all = value.as_array().unwrap();
+    let all = value["rows"].as_array().unwrap();
     assert_eq!(all.len(), 7);
     assert_eq!(all[0]["fits"], false);
     assert_eq!(all[0]["why_not"], "TensorRT 8.6 has no bfloat16; it begins with 10.0");
+    assert_eq!(all[0]["tensorrt"], serde_json::json!(["8.6", "8.6"]));
+    assert_eq!(all[1]["tensorrt"], serde_json::json!(["10.0", "10.4"]));
     assert_eq!(all[1]["cuda"], serde_json::json!(["11.8", "12.9"]));
     assert!(all[1..].iter().all(|one| one["fits"] == true && one["why_not"].is_null()));
 }

@@ -93,8 +93,8 @@ fn the_same_file_gives_the_same_bytes_and_json() {
     scene.accepts("prepare model.onnx -o two.onnx");
     assert_eq!(scene.read("one.onnx"), scene.read("two.onnx"));
     let value: Value = serde_json::from_str(&printed).unwrap();
-    assert_eq!((value["output"].as_str(), value["dtype"].as_str()), (Some("one.onnx"), Some("fp32")));
-    assert!(value["plugins"].as_u64().unwrap() > 0);
+    assert_eq!((value["path"].as_str(), value["dtype"].as_str()), (Some("one.onnx"), Some("fp32")));
+    assert!(value["plugin_nodes"].as_u64().unwrap() > 0);
     let command = value["trtexec"].as_str().unwrap();
     assert!(command.ends_with("--saveEngine=one.plan --stronglyTyped"), "{command}");
     let printed = scene.accepts("prepare model.onnx -o slash.onnx/");

@@ -106,7 +106,8 @@ fn json_says_whether_it_passed() {
     assert_eq!(without_time(read), without_time(value));
     damage(&scene);
     let outcome = scene.moa("verify m.onnx --checkpoint ck --json -");
-    assert_eq!((outcome.code, &json(&outcome.stdout)["passed"]), (Some(1), &false.into()));
+    let value = json(&outcome.stdout);
+    assert_eq!((outcome.code, &value["passed"], &value["verdict"]), (Some(1), &false.into(), &"differs".into()));
     scene.refuses("verify m.onnx --checkpoint ck --json /proc/report.json", 5, &["/proc/report.json"]);
 }
 
@@ -277,6 +278,7 @@ fn weights_that_were_not_compared_are_not_verified() {
     assert!(left_out.len() == 1 && left_out[0].as_str().unwrap().starts_with("weights of m.onnx: "), "{value:#}");
     let audit = &value["audits"][0];
     assert!(audit["skipped"].is_string() && audit["weights"].is_null(), "{audit}");
+    assert_eq!((&value["verdict"], &value["passed"]), (&"verified".into(), &true.into()));
     let bench = "bench m.onnx --samples 8 --warm-up 0.05 --no-operators --backends ort-function --checkpoint ck";
     let printed = scene.accepts(bench);
     assert!(printed.contains("m.onnx on ort-function: not checked, weights of m.onnx: "), "{printed}");

@@ -8,7 +8,7 @@ use prost::Message;
 use serde_json::Value;
 
 use crate::{
-    scene::{Scene, require_runtime},
+    scene::{Outcome, Scene, require_runtime},
     verify::{damage, exported, json},
 };
 
@@ -67,4 +67,19 @@ fn where_constants_that_differ_come_from_is_told() {
     let outcome = scene.moa(VERIFY);
     let says = "the export was made from these weights: its file, the configuration or the version of moa-export is another one";
     assert!(outcome.stdout.contains(says) && !outcome.stdout.contains(GUESS), "{}", outcome.stdout);
+}
+
+/// What the exit code says of a backend that was asked for, the JSON says too.
+#[test]
+fn a_verification_without_a_named_library_is_incomplete() {
+    let scene = exported("");
+    let mut command = scene.command("verify m.onnx --checkpoint ck --json -");
+    command.env("MOA_ORT_LIBRARY", "/nowhere/a.so");
+    let outcome = Outcome::of(command);
+    let value = json(&outcome.stdout);
+    assert_eq!((outcome.code, &value["passed"], &value["verdict"]), (Some(6), &false.into(), &"incomplete".into()));
+    let [library, bodies] = [0, 1].map(|place| &value["backends"][place]);
+    assert_eq!(library["skipped"]["kind"], "runtime");
+    assert!(library["skipped"]["why"].as_str().unwrap().contains("/nowhere/a.so"), "{library}");
+    assert!(bodies["skipped"].is_null() && bodies["graphs"][0]["outputs"].is_object(), "{bodies}");
 }

@@ -16,11 +16,13 @@ use std::{
 
 pub(super) use args::BenchArguments;
 use args::RoutingArgument;
+use serde::Serialize;
 
 use super::{
     Failure,
     apart::keep_apart,
     args::BackendArgument,
+    document::{self, Kind, document},
     failure::COMPARABLE,
     interrupt::Ending,
     must_be_open, note, open_checkpoint,
@@ -35,8 +37,8 @@ use crate::{
     engine::Sizes,
     files::{LONGEST_JSON, read_at_most},
     latency::{
-        BenchResult, Budget, Change, Choice, End, Grid, Incomparable, LatencyError, Machine, Model, Moment, Options,
-        Outcome, Receipt, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
+        BenchResult, Budget, Choice, End, Grid, Incomparable, LatencyError, Machine, Model, Moment, Options, Receipt,
+        Regression, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
     },
     parity::{Finding, ToleranceOptions, VerifyError, VerifyOptions, verify_watched},
     tensor::NamedTensors,
@@ -95,9 +97,8 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     drop(progress);
     let result = result.map_err(|error| failure(error, arguments))?;
     let changes = old.as_ref().map(|old| compared(arguments, &result, old)).transpose();
-    outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_deref), &ending)?;
-    let slower = changes?.iter().flatten().any(|change| change.outcome == Outcome::Slower);
-    Ok(if slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_ref), &ending)?;
+    Ok(if changes?.is_some_and(|changes| changes.is_slower()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Refuses a seed where nothing is random.
@@ -110,7 +111,7 @@ fn check_seed(arguments: &BenchArguments) -> Result<(), Failure> {
 }
 
 /// The result beside the older one of `--compare`.
-fn compared(arguments: &BenchArguments, result: &BenchResult, old: &BenchResult) -> Result<Vec<Change>, Failure> {
+fn compared(arguments: &BenchArguments, result: &BenchResult, old: &BenchResult) -> Result<Regression, Failure> {
     compare(result, old, arguments.threshold / 100.0).map_err(|difference| incomparable(&difference, arguments))
 }
 
@@ -266,13 +267,21 @@ fn read_result(path: &Path) -> Result<BenchResult, Failure> {
     let place = path.display().to_string();
     let malformed = |why: String| {
         let help = "give a file that `moa-export bench --json FILE` wrote";
-        Failure::malformed(format!("{place} is no result of `bench`: {why}"), Some(help))
+        Failure::malformed(format!("{place} {why}"), Some(help))
     };
     let text = read_at_most(path, LONGEST_JSON).map_err(|error| match error.kind() {
-        io::ErrorKind::FileTooLarge => malformed(error.to_string()),
+        io::ErrorKind::FileTooLarge => malformed(format!("is no result of `bench`: {error}")),
         _ => Failure::io(&error, &place),
     })?;
-    serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))
+    document::read(Kind::Bench, &text).map_err(malformed)
+}
+
+/// A result, and what became of the older one of `--compare`.
+#[derive(Serialize)]
+struct Compared<'a> {
+    #[serde(flatten)]
+    result: &'a BenchResult,
+    comparison: Option<&'a Regression>,
 }
 
 /// Files to write, known to be free before anything is timed.
@@ -293,10 +302,10 @@ impl Outputs {
         self,
         arguments: &BenchArguments,
         result: &BenchResult,
-        changes: Option<&[Change]>,
+        changes: Option<&Regression>,
         ending: &Ending,
     ) -> Result<(), Failure> {
-        let json = || serde_json::to_string_pretty(result).map(|text| text + "\n").unwrap_or_default();
+        let json = || document(Kind::Bench, Compared { result, comparison: changes });
         let printed = Self::print(arguments, result, changes, &json);
         let json = self.json.map(|file| file.fill(json()));
         let csv = self.csv.map(|file| file.fill(csv::csv(result)));
@@ -308,11 +317,11 @@ impl Outputs {
     fn print(
         arguments: &BenchArguments,
         result: &BenchResult,
-        changes: Option<&[Change]>,
+        changes: Option<&Regression>,
         json: &dyn Fn() -> String,
     ) -> Result<(), Failure> {
         let to_stdout = |path: &Option<PathBuf>| path.as_deref().is_some_and(is_stdout);
-        let changes = changes.map(|changes| text::changes(result, changes, arguments.threshold)).unwrap_or_default();
+        let changes = changes.map(|changes| text::changes(result, changes)).unwrap_or_default();
         if to_stdout(&arguments.json) {
             print_result(&json())?;
         } else if to_stdout(&arguments.csv) {
@@ -330,7 +339,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::latency::{Estimate, sample};
+    use crate::latency::{Estimate, Outcome, sample};
 
     #[derive(Parser)]
     struct Line {
@@ -363,7 +372,7 @@ mod tests {
         new.rows[0].turn_median = Estimate { value: 1_500.0, interval: Some([1_450.0, 1_550.0]) };
         let outcomes = |line: &str| {
             let changes = compared(&arguments(&format!("--compare old.json {line}")), &new, &old).ok().unwrap();
-            changes.iter().map(|change| change.outcome).collect::<Vec<_>>()
+            changes.rows.iter().map(|change| change.outcome).collect::<Vec<_>>()
         };
         assert_eq!(outcomes("--threshold 40"), [Outcome::Slower, Outcome::Same]);
         assert_eq!(outcomes("--threshold 50"), [Outcome::Same; 2]);

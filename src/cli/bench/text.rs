@@ -6,7 +6,7 @@ use super::words::clock;
 use crate::{
     cli::table::{size, table},
     latency::{
-        BATCH, BenchResult, Change, Estimate, ExpertLoad, OperatorTimes, Outcome, PAST, ParityRow, Receipt, Row,
+        BATCH, BenchResult, Estimate, ExpertLoad, OperatorTimes, Outcome, PAST, ParityRow, Receipt, Regression, Row,
         SEQUENCE, SOURCE, Sizes, Subject, Verdict, layers, place, point_text,
     },
 };
@@ -334,7 +334,7 @@ fn parity(rows: &[ParityRow]) -> String {
 
 /// What changed against an older result.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-pub(super) fn changes(result: &BenchResult, changes: &[Change], threshold: f64) -> String {
+pub(super) fn changes(result: &BenchResult, changes: &Regression) -> String {
     let estimate = |estimate: &Estimate| {
         let time = |value: f64| duration(value.round().max(0.0) as u64);
         let interval =
@@ -342,6 +342,7 @@ pub(super) fn changes(result: &BenchResult, changes: &[Change], threshold: f64) 
         format!("{}{interval}", time(estimate.value))
     };
     let rows: Vec<_> = changes
+        .rows
         .iter()
         .map(|change| {
             let row = &result.rows[change.row];
@@ -359,14 +360,19 @@ pub(super) fn changes(result: &BenchResult, changes: &[Change], threshold: f64) 
             ]
         })
         .collect();
-    let slower = changes.iter().filter(|change| change.outcome == Outcome::Slower).count();
+    let slower = changes.rows.iter().filter(|change| change.outcome == Outcome::Slower).count();
     let text = table(&["compared with the older result", "then", "now", "change", "verdict"], &rows);
     let verdict = match slower {
         0 => "no row became slower".to_owned(),
         1 => "1 row became slower".to_owned(),
         _ => format!("{slower} rows became slower"),
     };
-    format!("\n{text}{verdict}, beyond both 95 % intervals and {threshold} %\n")
+    let threshold = (1e8 * changes.threshold).round() / 1e6;
+    let others = match changes.other_files.as_slice() {
+        [] => String::new(),
+        others => format!("the older result is of other bytes of {}\n", others.join(", ")),
+    };
+    format!("\n{text}{verdict}, beyond both 95 % intervals and {threshold} %\n{others}")
 }
 
 #[cfg(test)]
@@ -440,7 +446,7 @@ mod tests {
         let old = sample();
         let mut new = old.clone();
         new.rows[0].turn_median = Estimate { value: 1_500_000.0, interval: Some([1_400_000.0, 1_600_000.0]) };
-        let found = changes(&new, &crate::latency::compare(&new, &old, 0.05).unwrap(), 5.0);
+        let found = changes(&new, &crate::latency::compare(&new, &old, 0.05).unwrap());
         for part in ["1.0 µs [1.0 µs, 1.0 µs]", "1.50 ms [1.40 ms, 1.60 ms]", "+149900.0 %", "SLOWER", "+0.0 %", "same"]
         {
             assert!(found.contains(part), "{part} is not in\n{found}");

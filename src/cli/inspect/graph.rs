@@ -5,7 +5,12 @@ use std::path::Path;
 use super::{InspectArguments, PART_HEADER, conventions, grouped, lengths_count, line, right};
 use crate::{
     checkpoint,
-    cli::{Failure, note, table::table},
+    cli::{
+        Failure,
+        document::{Kind, document},
+        note,
+        table::table,
+    },
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
     onnx::{read::dims_text, read_model},
 };
@@ -28,7 +33,7 @@ pub(super) fn print(path: &Path, lengths: Lengths, arguments: &InspectArguments)
     lengths_count(arguments, |lengths| inspect_graphs(&files, lengths).total)?;
     let inspection = inspect_graphs(&files, lengths);
     Ok(match arguments.json {
-        true => format!("{:#}\n", serde_json::to_value(&inspection).unwrap_or_default()),
+        true => document(Kind::InspectGraphs, &inspection),
         false => text(&inspection),
     })
 }
@@ -37,8 +42,8 @@ fn text(inspection: &GraphInspection) -> String {
     let unknown = "unknown";
     let mut text = line("family", inspection.family.as_deref().unwrap_or(unknown));
     text.push_str(&line("form", inspection.form.as_deref().unwrap_or(unknown)));
-    for (name, value) in &inspection.sizes {
-        text.push_str(&line(name, value));
+    for (name, value) in inspection.sizes.lines() {
+        text.push_str(&line(name, &value));
     }
     if let Some(bytes) = inspection.cache_bytes_per_token {
         text.push_str(&line("cache", &format!("{} bytes per token", grouped(bytes))));

@@ -15,7 +15,13 @@ use moa_graphs::{
 };
 use serde_json::json;
 
-use super::{Failure, interrupt::Ending, nearest, open_checkpoint, print_result, table::table};
+use super::{
+    Failure,
+    document::{Kind, document},
+    interrupt::Ending,
+    nearest, open_checkpoint, print_result,
+    table::table,
+};
 use crate::{
     checkpoint::read_config,
     export::import,
@@ -178,7 +184,7 @@ fn list(arguments: &InspectArguments) -> Result<String, Failure> {
     if arguments.json {
         let presets: Vec<_> =
             PRESETS.iter().map(|preset| json!({ "name": preset.name, "title": preset.title })).collect();
-        return Ok(format!("{:#}\n", json!(presets)));
+        return Ok(document(Kind::InspectPresets, json!({ "presets": presets })));
     }
     let rows: Vec<_> = PRESETS.iter().map(|preset| vec![preset.name.to_owned(), preset.title.to_owned()]).collect();
     Ok(table(&["preset", "model"], &rows))
@@ -186,15 +192,15 @@ fn list(arguments: &InspectArguments) -> Result<String, Failure> {
 
 fn shown(arguments: &InspectArguments, inspection: &Inspection) -> String {
     match arguments.json {
-        true => format!("{:#}\n", serde_json::to_value(inspection).unwrap_or_default()),
+        true => document(Kind::InspectCheckpoint, inspection),
         false => text(inspection),
     }
 }
 
 fn text(inspection: &Inspection) -> String {
     let mut text = line("family", &inspection.family);
-    for (name, value) in &inspection.sizes {
-        text.push_str(&line(name, value));
+    for (name, value) in inspection.sizes.lines() {
+        text.push_str(&line(name, &value));
     }
     for weights in &inspection.weights {
         let value = format!("{} values in {} tensors of {}", grouped(weights.values), weights.tensors, weights.dtype);

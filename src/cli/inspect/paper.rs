@@ -1,7 +1,11 @@
 //! The paper's tables beside ours.
 
 use crate::{
-    cli::{Failure, table::table},
+    cli::{
+        Failure,
+        document::{Kind, document},
+        table::table,
+    },
     inspect::paper::{Comparison, Figure, compare},
 };
 
@@ -16,7 +20,7 @@ are the ones that reproduce most of its numbers.
 pub(super) fn print(number: Option<u8>, as_json: bool) -> Result<String, Failure> {
     let rows = compare(number)?;
     if as_json {
-        return Ok(format!("{:#}\n", serde_json::to_value(&rows).unwrap_or_default()));
+        return Ok(document(Kind::InspectPaper, serde_json::json!({ "rows": rows })));
     }
     let cells: Vec<_> = rows.iter().map(row).collect();
     let header = ["table", "row", "figure", "  paper", "      ours", "difference", ""];
