@@ -48,6 +48,7 @@ pub mod cli;
 pub mod digest;
 pub mod engine;
 pub mod export;
+mod file_kind;
 pub mod file_names;
 mod files;
 #[cfg(feature = "ort")]

@@ -6,7 +6,7 @@ use moa_graphs::WeightError;
 
 use super::{
     dtype::Dtype,
-    file_kind::{NO_COMMAND, shell_word},
+    file_help::{NO_COMMAND, shell_word},
 };
 use crate::files::{ErrorKind, help_with};
 
@@ -312,7 +312,7 @@ impl CheckpointError {
             Self::OneShard { .. } => "give the folder that holds them all",
             Self::SeveralModels { .. } => "give the file itself, or keep only one of them in the folder",
             Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",
-            Self::FileKind { file, found } => return super::file_kind::help(found, file),
+            Self::FileKind { file, found } => return super::file_help::help(found, file),
             Self::Behind { file, end, .. } => {
                 let again = "copy or download it again, or cut off what follows";
                 return Some(match shell_word(file) {

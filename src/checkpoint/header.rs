@@ -7,11 +7,11 @@ use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 use super::{
     dtype::Dtype,
     error::{CheckpointError, quoted},
-    file_kind,
     input::ReadError,
     json::Reader,
     limits,
 };
+use crate::file_kind;
 
 /// Bytes of the little-endian length in front of the header.
 const LENGTH: u64 = 8;

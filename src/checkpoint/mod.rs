@@ -53,7 +53,7 @@
 mod config;
 mod dtype;
 mod error;
-mod file_kind;
+mod file_help;
 #[doc(hidden)]
 pub mod fuzzing;
 mod header;
@@ -78,7 +78,7 @@ pub use crate::files::ErrorKind;
 pub use dtype::Dtype;
 pub use error::CheckpointError;
 
-use crate::file_names::CONFIG;
+use crate::{file_names::CONFIG, files::folder_of};
 use error::shown;
 use tensors::Tensors;
 
@@ -129,7 +129,7 @@ impl Checkpoint {
     ///
     /// Where a file is missing or unreadable, breaks its format, exceeds a limit, or is of another kind.
     pub fn open(path: &Path, config: Option<&Path>) -> Result<Self, CheckpointError> {
-        let (folder, tensors, own) = match Location::of(path)? {
+        let (folder, mut tensors, own) = match Location::of(path)? {
             Location::Single(file) => {
                 let (tensors, own) = Tensors::of_file(&file, config.is_some())?;
                 (file.parent().map(Path::to_path_buf).unwrap_or_default(), tensors, own)
@@ -141,6 +141,13 @@ impl Checkpoint {
         };
         let origin = shown(path);
         if let Some(config) = own {
+            let beside = folder.join(CONFIG);
+            if beside.exists() {
+                let beside = shown(&beside);
+                let warning =
+                    format!("{beside} is not read: {origin} holds its own configuration; --config {beside} takes it");
+                tensors.warnings.push(warning);
+            }
             return Ok(Self { origin, config, config_file: None, tensors });
         }
         let config_file = config.map_or_else(|| folder.join(CONFIG), Path::to_path_buf);
@@ -205,7 +212,14 @@ impl Location {
         let metadata = fs::metadata(path).map_err(|source| CheckpointError::Io { file: shown(path), source })?;
         if !metadata.is_dir() {
             return match FORMATS.into_iter().find(|[_, index]| is_shard_of(path, index)) {
-                Some([_, index]) => Err(CheckpointError::OneShard { file: shown(path), index }),
+                Some([_, index]) if path.with_file_name(index).exists() => {
+                    Err(CheckpointError::OneShard { file: shown(path), index })
+                }
+                Some([_, index]) => Err(CheckpointError::NoIndex {
+                    folder: shown(folder_of(path)),
+                    shard: shown(Path::new(path.file_name().unwrap_or_default())),
+                    index,
+                }),
                 None => Ok(Self::Single(path.into())),
             };
         }
@@ -239,10 +253,11 @@ impl Location {
     }
 }
 
-/// Whether a file is named as transformers names shards, `NAME-00001-of-00008.ENDING`, beside this index of its format.
+/// Whether a file is named as transformers names one of several shards, `NAME-00001-of-00008.ENDING`, that this index
+/// lists.
 fn is_shard_of(path: &Path, index: &str) -> bool {
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    is_shard(path) && index.contains(&format!(".{ending}.")) && path.with_file_name(index).exists()
+    is_shard(path) && index.contains(&format!(".{ending}."))
 }
 
 /// The first shard of a folder by name, and the index that lists shards of its format.

@@ -12,7 +12,7 @@ use super::{
     Failure,
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     document::{Kind, document},
-    note, open_checkpoint,
+    note, note_of_keys, open_checkpoint,
     output_file::STDOUT,
     print_result,
     progress::Progress,
@@ -49,6 +49,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         Some(_) => {}
         None => print_result(&text(&report, arguments))?,
     }
+    note_of_keys(checkpoint.config());
     note_of_pieces(&report)?;
     #[cfg(feature = "tokenizers")]
     note_of_tokenizer(&report);

@@ -7,7 +7,7 @@ use super::{
     args::BackendArgument,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
     generate_input::{BEFORE_WORK, Input, Inputs, Interruption},
-    generate_text, must_be_open, note, print_aside, print_part, progress,
+    generate_text, must_be_open, note, note_of_unknown, print_aside, print_part, progress,
     run::check_ort_options,
     table::table,
 };
@@ -105,20 +105,8 @@ fn lines_to_translate<'a>(
         }
     }
     translator.check(&lines, input.first, search).map_err(|error| input.failure(error))?;
-    note_of_unknown(&translator.unknown_tokens(&lines), input);
+    note_of_unknown(&translator.unknown_tokens(&lines), |index| input.place(index));
     Ok(lines)
-}
-
-/// Names the first line with tokens that the dictionary does not have, and how many others there are.
-fn note_of_unknown(tokens: &[(usize, usize)], input: &Input) {
-    let mut lines = tokens.iter().enumerate().filter(|(_, (_, unknown))| *unknown > 0);
-    let Some((index, (all, unknown))) = lines.next() else { return };
-    let others = match lines.count() {
-        0 => String::new(),
-        1 => ", and 1 more line has such tokens".to_owned(),
-        count => format!(", and {count} more lines have such tokens"),
-    };
-    note(&format!("{}: {unknown} of {all} tokens are not in the dictionary{others}", input.place(index)));
 }
 
 fn part(arguments: &GenerateArguments) -> usize {

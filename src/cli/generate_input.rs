@@ -208,12 +208,14 @@ fn text(name: &str, bytes: Vec<u8>, first: usize) -> Result<String, Failure> {
     }
 }
 
-/// Whether `text` is one word with a folder before it, or with the ending of a file of text behind it.
+/// Whether `text` begins as a path does, or is one word with the ending of a file of text behind it.
 fn looks_like_a_file(text: &str) -> bool {
     const ENDINGS: [&str; 8] = ["bpe", "csv", "ids", "json", "jsonl", "md", "tsv", "txt"];
     let ending = Path::new(text).extension().and_then(|ending| ending.to_str());
     let ends_like_one = ending.is_some_and(|ending| ENDINGS.contains(&ending.to_ascii_lowercase().as_str()));
-    !text.contains(char::is_whitespace) && (ends_like_one || text.starts_with(['/', '.', '~']) && text.contains('/'))
+    let begins_like_one = ["/", "./", "../", "~/"].iter().any(|start| text.starts_with(start));
+    let is_one = ends_like_one || text.starts_with(['.', '~']) && text.contains('/');
+    begins_like_one || !text.contains(char::is_whitespace) && is_one
 }
 
 /// What is said of an interrupt before there is work.
@@ -297,6 +299,16 @@ mod tests {
             assert_eq!(read_lines(&mut source, count).unwrap(), (lines.as_bytes().to_vec(), is_end));
         }
         assert_eq!(read_lines(&mut b"a\nb\n".as_slice(), 3).unwrap(), (b"a\nb\n".to_vec(), true));
+    }
+
+    #[test]
+    fn names_of_files_are_told_from_texts() {
+        for name in ["lines.txt", "./lines", "../a b", "/my lines.txt", "~/x", ".hidden/x", "a/b.IDS"] {
+            assert!(looks_like_a_file(name), "{name}");
+        }
+        for text in ["nine hundred", "and/or", "a b.txt", "5 6", ".", "..", "...and so on", "a/b", ""] {
+            assert!(!looks_like_a_file(text), "{text}");
+        }
     }
 
     #[test]

@@ -16,9 +16,12 @@ use super::{
     generate_input::{Input, Inputs, Interruption},
     note, print_part, progress,
 };
-use crate::generate::{
-    Continuation, Finish, GenerateError, GenerationSettings, NewToken, Prompt, SamplingOptions, TextGenerator,
-    TextGeneratorOptions,
+use crate::{
+    generate::{
+        Continuation, Finish, GenerateError, GenerationSettings, NewToken, Prompt, SamplingOptions, TextGenerator,
+        TextGeneratorOptions,
+    },
+    text::{HubTokenizer, TOKENIZER_FILE},
 };
 
 impl TextArguments {
@@ -66,9 +69,10 @@ pub(super) fn run(arguments: &GenerateArguments, interruption: &Interruption) ->
     let mut generator = TextGenerator::open(&arguments.folder, options)?;
     drop(loading);
     generator.generate(&[], &arguments.text.options())?;
-    note_settings(&generator, &arguments.text.options());
+    note_settings(&generator, &arguments.text);
     if let Some(tokenizer) = generator.tokenizer().filter(|_| !arguments.text.token_ids) {
         note_of_contradiction(tokenizer);
+        note_of_size(tokenizer, generator.symbols());
     }
     interruption.begin_work();
     let mut tally = Tally { most: arguments.text.options().max_new, ..Tally::default() };
@@ -84,11 +88,15 @@ pub(super) fn run(arguments: &GenerateArguments, interruption: &Interruption) ->
 }
 
 /// Settings for which there is an option.
-const OPTIONS: [&str; 5] = ["do_sample", "temperature", "top_k", "top_p", "max_length"];
+const OPTIONS: [&str; 6] = ["do_sample", "temperature", "top_k", "top_p", MAX_LENGTH, MAX_NEW_TOKENS];
+
+const MAX_LENGTH: &str = "max_length";
+const MAX_NEW_TOKENS: &str = "max_new_tokens";
 
 /// Says which settings of the folder others would heed.
-fn note_settings(generator: &TextGenerator, options: &SamplingOptions) {
-    let is_drawn = options.temperature > 0.0;
+fn note_settings(generator: &TextGenerator, arguments: &TextArguments) {
+    let SamplingOptions { temperature, max_new, .. } = arguments.options();
+    let is_drawn = temperature > 0.0;
     let GenerationSettings { file, keys } = generator.settings();
     let (known, unknown): (Vec<_>, Vec<_>) = keys.iter().partition(|key| OPTIONS.contains(key));
     if !unknown.is_empty() {
@@ -96,6 +104,21 @@ fn note_settings(generator: &TextGenerator, options: &SamplingOptions) {
     }
     if known.contains(&"do_sample") && !is_drawn {
         note(&format!("{file} asks for tokens that are drawn, as --temperature, --top-k and --top-p do"));
+    }
+    let length = [MAX_NEW_TOKENS, MAX_LENGTH].into_iter().find(|key| known.contains(key));
+    if let Some(key) = length.filter(|_| arguments.max_new.is_none()) {
+        note(&format!("{file} sets {key}; here --max-new says how many tokens follow, {max_new} where it is absent"));
+    }
+}
+
+/// Says that a tokenizer may be that of another model: one that knows more tokens than the model, or less than half of
+/// them, where padding of tables explains neither.
+fn note_of_size(tokenizer: &HubTokenizer, symbols: Option<usize>) {
+    let known = tokenizer.size();
+    if let Some(symbols) = symbols.filter(|symbols| known > *symbols || known < symbols / 2) {
+        note(&format!(
+            "{TOKENIZER_FILE} knows {known} tokens, and the model {symbols}: it may be that of another model"
+        ));
     }
 }
 

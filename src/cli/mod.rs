@@ -56,6 +56,7 @@ use clap::{CommandFactory, FromArgMatches, error::ErrorKind as Misuse};
 use crate::checkpoint::Checkpoint;
 use args::{Arguments, Command};
 use failure::Failure;
+use moa_graphs::families::Config;
 
 /// Where and why code panicked last; a panic of a runtime is reported by its backend, one of ours by [`main`].
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
@@ -140,15 +141,7 @@ fn meant(typed: &str) -> Option<String> {
 
 /// The first of the `names` from which `typed` differs by one letter; none where it is one of them.
 fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
-    let without = |text: &str, index: usize| -> String {
-        text.chars().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).collect()
-    };
-    let shorter = |text: &str| (0..text.chars().count()).map(|index| without(text, index)).collect::<Vec<_>>();
-    let one_letter_away = |name: &&&str| {
-        let (ours, theirs) = (shorter(name), shorter(typed));
-        ours.iter().any(|text| text == typed || theirs.contains(text)) || theirs.iter().any(|text| text == *name)
-    };
-    if names.contains(&typed) { None } else { names.iter().find(one_letter_away).copied() }
+    names.iter().find(|name| strsim::osa_distance(name, typed) == 1).copied()
 }
 
 /// The command that was typed, after a space; nothing where it is the export that needs none.
@@ -287,6 +280,26 @@ fn open_checkpoint(path: &Path, config: Option<&Path>) -> Result<Checkpoint, Fai
     Ok(checkpoint)
 }
 
+/// Names keys of a configuration that nothing reads where one is absent that is spelt almost so.
+fn note_of_keys(config: &Config) {
+    for (key, meant) in config.misspelt() {
+        note(&format!("{}: nothing reads \"{key}\"; \"{meant}\" is absent, and has its default", config.origin()));
+    }
+}
+
+/// Names the first line with tokens that the dictionary does not have, and how many others there are; of each line, how
+/// many tokens it has, and how many of them are unknown.
+fn note_of_unknown(lines: &[(usize, usize)], place: impl Fn(usize) -> String) {
+    let mut unknown_lines = lines.iter().enumerate().filter(|(_, (_, unknown))| *unknown > 0);
+    let Some((index, (all, unknown))) = unknown_lines.next() else { return };
+    let others = match unknown_lines.count() {
+        0 => String::new(),
+        1 => ", and 1 more line has such tokens".to_owned(),
+        count => format!(", and {count} more lines have such tokens"),
+    };
+    note(&format!("{}: {unknown} of {all} tokens are not in the dictionary{others}", place(index)));
+}
+
 /// Refuses a model that cannot be looked at, and a folder that cannot be entered, whose files would seem to be missing.
 fn must_be_open(model: &Path) -> Result<(), Failure> {
     match std::fs::metadata(model.join(".")) {
@@ -302,7 +315,7 @@ fn note(text: &str) {
 
 /// The text without ends of lines, which names of files may have.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    text.split(['\n', '\r']).map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// Writes to stderr.

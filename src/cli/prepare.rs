@@ -17,6 +17,7 @@ use super::{
     interrupt::Ending,
     output_file::OutputFile,
     print_result,
+    run::only_graph,
     shape_args::ShapeArguments,
     shell::word,
 };
@@ -76,7 +77,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
     // A file is not found again under a name with a slash behind it.
     let onnx = &arguments.output.components().collect::<PathBuf>();
     let ending = Ending::at_once([onnx.as_path()])?;
-    let file = read_model(&arguments.model)?;
+    let file = read_model(&only_graph(&arguments.model)?)?;
     let gpu = arguments.gpu.as_deref().and_then(Gpu::named);
     let release = arguments.tensorrt.map(known_release_of).transpose()?;
     let dtype = dtype_of(&file)?;

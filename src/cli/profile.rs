@@ -15,7 +15,7 @@ use super::{
     must_be_open,
     output_file::{OutputFile, PAGE, commit_all, own_ending},
     print_result,
-    profile_args::{DEFAULT_BATCH, InputFormat, ProfileArguments},
+    profile_args::{InputFormat, ProfileArguments},
     profile_inputs::{Vocabulary, batches, folder},
     profile_report, progress,
     run::{BackendOptions, backend, check_ort_options},
@@ -59,6 +59,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     };
     let backend = backend(arguments.backend, &options)?;
     let mut profiler = Profiler::open(&arguments.model, backend.as_ref())?;
+    check_ids(arguments, &profiler)?;
     if let Some((path, dictionary)) = arguments.dict.as_deref().zip(dictionary.as_ref()) {
         check_dictionary(path, dictionary, &profiler)?;
     }
@@ -85,14 +86,10 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a batch of no lines, and one where no input has lines.
+/// Refuses a batch where no input has lines.
 fn check_batch(arguments: &ProfileArguments) -> Result<(), Failure> {
     let has_lines = || arguments.inputs.iter().any(|path| arguments.format_of(path) != InputFormat::Tensors);
     match arguments.batch {
-        Some(0) => {
-            let help = format!("leave it out for {DEFAULT_BATCH}");
-            Err(Failure::usage("--batch must be at least 1, found 0", Some(&help)))
-        }
         Some(_) if !has_lines() => {
             let message = "--batch is for lines, and tensor files are batches already";
             Err(Failure::usage(message, Some("leave it out, or give --inputs a file of lines")))
@@ -109,6 +106,20 @@ fn check_lists(arguments: &ProfileArguments) -> Result<(), Failure> {
         Some((flag, _)) if !pmi && !json && report.is_none() => {
             let message = format!("{flag} changes the tokens that are listed for an expert, and none are listed");
             Err(Failure::usage(message, Some("add --pmi, --json or --report FILE.html")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what is about token ids where the model takes none.
+fn check_ids(arguments: &ProfileArguments, profiler: &Profiler) -> Result<(), Failure> {
+    let ProfileArguments { min_count, top, pmi, dict, .. } = arguments;
+    let given =
+        [("--pmi", *pmi), ("--min-count", min_count.is_some()), ("--top", top.is_some()), ("--dict", dict.is_some())];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) if profiler.symbols().next().is_none() => {
+            let message = format!("{flag} is about token ids, and {} takes none", arguments.model.display());
+            Err(Failure::usage(message, Some("leave it out")))
         }
         _ => Ok(()),
     }

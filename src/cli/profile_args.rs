@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::args::{BackendArgument, threads, written};
+use super::{
+    args::{BackendArgument, threads, written},
+    size_args::positive,
+};
 use crate::profile::PmiOptions;
 
 /// Most lines that run together where the user does not say.
@@ -32,7 +35,7 @@ pub(super) struct ProfileArguments {
     /// What the files hold
     #[arg(long, value_enum, default_value_t = InputFormat::Auto)]
     pub(super) format: InputFormat,
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = positive)]
     #[arg(help = format!("Lines to run together, at most; all have one length [default: {DEFAULT_BATCH}]"))]
     pub(super) batch: Option<usize>,
     #[arg(long, value_name = "N")]

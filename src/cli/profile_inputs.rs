@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Failure,
+    Failure, note_of_unknown,
     profile_args::{InputFormat, ProfileArguments},
 };
 use crate::{
@@ -72,7 +72,7 @@ pub(super) fn batches<'a>(
         let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
         let lines = match format {
             InputFormat::Ids => id_lines(path, text, profiler.is_encoder_decoder())?,
-            _ => text_lines(arguments, path, text, vocabulary)?,
+            _ => text_lines(arguments, profiler, (path, text), vocabulary)?,
         };
         if lines.is_empty() {
             let message = format!("{}: there is no line to run", path.display());
@@ -138,11 +138,11 @@ fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> 
     Ok(lines)
 }
 
-/// Lines of text as the model reads them; targets that are not given are translated greedily.
+/// Lines of text as the model reads them; targets that are not given are translated greedily, where there is a decoder.
 fn text_lines(
     arguments: &ProfileArguments,
-    path: &Path,
-    text: &str,
+    profiler: &Profiler,
+    (path, text): (&Path, &str),
     vocabulary: Option<&Vocabulary>,
 ) -> Result<Vec<Line>, Failure> {
     let Some(Vocabulary { config, tokenizer }) = vocabulary else {
@@ -150,20 +150,34 @@ fn text_lines(
         let help = "give token ids with --format ids, named tensors in a .safetensors file, or a translation folder";
         return Err(Failure::usage(message, Some(help)));
     };
-    let (mut lines, mut open) = (Vec::new(), Vec::new());
+    let (mut lines, mut open, mut tokens) = (Vec::new(), Vec::new(), vec![(0, 0); text.lines().count()]);
     // Those without a target, each at its place in the file, as errors count them.
     let mut sources = vec![""; text.lines().count()];
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let (source, target) = columns(path, number, line)?;
         let mut ids = tokenizer.encode(source);
+        let mut count = |ids: &[i64]| {
+            let (all, unknown) = &mut tokens[number - 1];
+            *all += ids.len();
+            *unknown += ids.iter().filter(|id| **id == Dictionary::UNK).count();
+        };
+        count(&ids);
         ids.push(Dictionary::EOS);
         if let Some(limit) = config.max_source_positions.filter(|limit| ids.len() > *limit) {
             let message = format!("{}, line {number}: {} tokens, and {limit} are possible", path.display(), ids.len());
             return Err(Failure::too_long(message, "split the line"));
         }
+        if !profiler.is_encoder_decoder() {
+            lines.push((ids, Vec::new()));
+            continue;
+        }
         let mut decoded = vec![config.decoder_start()];
         match target {
-            Some(target) => decoded.extend(tokenizer.encode_target(target)),
+            Some(target) => {
+                let target = tokenizer.encode_target(target);
+                count(&target);
+                decoded.extend(target);
+            }
             None => {
                 open.push((lines.len(), number - 1));
                 sources[number - 1] = source;
@@ -176,6 +190,7 @@ fn text_lines(
         }
         lines.push((ids, decoded));
     }
+    note_of_unknown(&tokens, |index| format!("{}, line {}", path.display(), index + 1));
     if !open.is_empty() {
         let found = translated(arguments, path, &sources)?;
         for (place, source) in open {

@@ -157,7 +157,7 @@ impl Runnable {
     fn open(arguments: &RunArguments) -> Result<Self, Failure> {
         if !is_engine_name(&arguments.model) {
             arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendArgument::Ort)])?;
-            return Ok(Self::Model(Box::new(read_model(&graph(&arguments.model)?)?)));
+            return Ok(Self::Model(Box::new(read_model(&only_graph(&arguments.model)?)?)));
         }
         let message = format!("{} is a plan, which TensorRT alone runs", arguments.model.display());
         match arguments.backend {
@@ -203,15 +203,15 @@ impl Runnable {
     }
 }
 
-/// The file of the graph that is run: the only one of a folder, or `model` itself.
-fn graph(model: &Path) -> Result<PathBuf, Failure> {
+/// The file of one graph: the only one of a folder, or `model` itself.
+pub(super) fn only_graph(model: &Path) -> Result<PathBuf, Failure> {
     if !model.is_dir() {
         return Ok(model.to_owned());
     }
     let graphs = graphs_in(model)?;
     if let [(_, first), .., (_, last)] = graphs.as_slice() {
         let [first, last] = [first, last].map(|graph| name_of(graph));
-        let message = format!("{} holds {first} and {last}, and one graph is run", model.display());
+        let message = format!("{} holds {first} and {last}, and one graph is taken", model.display());
         return Err(Failure::usage(message, Some(&format!("give {}", model.join(first).display()))));
     }
     Ok(graphs.into_iter().next().map_or_else(|| model.to_owned(), |(_, graph)| graph))

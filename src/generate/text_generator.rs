@@ -190,6 +190,11 @@ impl TextGenerator {
         self.context
     }
 
+    /// Tokens that it chooses from, where the graph says so.
+    pub const fn symbols(&self) -> Option<usize> {
+        self.vocabulary
+    }
+
     /// Settings of generation in the folder's files that are not the default, and of which nothing is read.
     pub const fn settings(&self) -> &GenerationSettings {
         &self.settings

@@ -68,7 +68,7 @@ pub enum VerifyError {
         second: String,
     },
     /// A graph has neither the operator of a module nor values under the names of its routing.
-    #[error("{graph} does not show which experts the module \"{module}\" chooses")]
+    #[error("{graph} does not show which experts {} chooses", if .module.is_empty() { "the layer".to_owned() } else { format!("the module \"{}\"", .module) })]
     RoutingUnseen {
         /// File name.
         graph: String,

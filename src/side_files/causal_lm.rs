@@ -128,12 +128,16 @@ impl CausalLmFiles<'_> {
         let read = |folder: &Path| Keys::read_generation(&folder.join(GENERATION_CONFIG), Some(&config));
         let generation = options.checkpoint_folder().map(read).transpose()?.flatten();
         let ids = |key: &str| -> Result<Option<Vec<i64>>, TextError> {
-            let given = generation.as_ref().map(|keys| keys.token_ids(key)).transpose()?.flatten();
-            if given.is_some() { Ok(given) } else { config.token_ids(key) }
+            let known = |keys: &Keys| keys.known_token_ids(key, vocabulary);
+            let given = generation.as_ref().map(known).transpose()?.flatten();
+            if given.is_some() { Ok(given) } else { known(&config) }
         };
         let eos = match &generation {
             None if !config.has("eos_token_id") => default_eos.into_iter().collect(),
-            keys => keys.as_ref().unwrap_or(&config).token_ids("eos_token_id")?.unwrap_or_default(),
+            keys => {
+                let keys = keys.as_ref().unwrap_or(&config);
+                keys.known_token_ids("eos_token_id", vocabulary)?.unwrap_or_default()
+            }
         };
         let first = |ids: Option<Vec<i64>>| ids.and_then(|ids| ids.first().copied());
         let bos = first(ids("bos_token_id")?).or(default_bos).unwrap_or(0);

@@ -47,7 +47,8 @@ const SETTINGS: [(&str, Option<f64>); 25] = [
 
 /// Settings for which transformers does not look where it chooses between its files, in the same way; it heeds them in
 /// either. Of those that only limit how tokens are drawn there is none.
-const FURTHER_SETTINGS: [(&str, Option<f64>); 12] = [
+const FURTHER_SETTINGS: [(&str, Option<f64>); 13] = [
+    ("max_new_tokens", None),
     ("min_new_tokens", Some(0.0)),
     ("sequence_bias", None),
     ("guidance_scale", Some(1.0)),
@@ -194,6 +195,20 @@ impl Keys {
         ids.map(Some).ok_or_else(|| self.wrong(key, "a token id or a list of them"))
     }
 
+    /// [`Self::token_ids`] of a model that has `symbols`.
+    ///
+    /// # Errors
+    ///
+    /// Where the key holds something else, or an id that the model does not have.
+    pub fn known_token_ids(&self, key: &str, symbols: usize) -> Result<Option<Vec<i64>>, TextError> {
+        let ids = self.token_ids(key)?;
+        let is_known = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < symbols);
+        match ids.iter().flatten().all(is_known) {
+            true => Ok(ids),
+            false => Err(self.wrong(key, &format!("below {symbols}, the symbols of the model"))),
+        }
+    }
+
     fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
@@ -264,7 +279,7 @@ mod tests {
         let text = r#"{"min_new_tokens": 3, "sequence_bias": [[[7], -9.0]], "guidance_scale": 1.5, "stop_strings": "t7",
             "watermarking_config": {"bias": 2.0}, "max_time": 0.5, "encoder_repetition_penalty": 2.0,
             "penalty_alpha": 0.6, "dola_layers": "high", "force_words_ids": [[5]], "constraints": [1],
-            "token_healing": true}"#;
+            "token_healing": true, "max_new_tokens": 9}"#;
         let found: Vec<_> = keys(text).further_generation_settings().collect();
         assert_eq!(found, FURTHER_SETTINGS.map(|(name, _)| name));
         assert!(keys(text).generation_settings().next().is_none());

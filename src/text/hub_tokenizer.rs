@@ -40,6 +40,11 @@ impl HubTokenizer {
         Ok(Some(Self { path, tokenizer }))
     }
 
+    /// Tokens that it knows, those that were added to its model too.
+    pub fn size(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
+    }
+
     /// Ids of a text, with the special tokens that the tokenizer adds to a single sequence.
     ///
     /// # Errors

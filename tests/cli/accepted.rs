@@ -296,6 +296,41 @@ fn oddities_of_checkpoints_are_noted() {
     }
 }
 
+/// fairseq's files hold their configuration, and another one beside them is told.
+#[test]
+fn a_configuration_that_is_not_read_is_noted() {
+    let scene = Scene::new();
+    fs::copy(data("variants/v_postnorm/checkpoint.pt"), scene.path("checkpoint.pt")).unwrap();
+    let own = scene.moa("checkpoint.pt -o own");
+    assert!(own.code == Some(0) && !own.stderr.contains("config.json"), "{}", own.stderr);
+    scene.write("config.json", "{}");
+    let outcome = scene.moa("checkpoint.pt -o out");
+    let told =
+        "note: config.json is not read: checkpoint.pt holds its own configuration; --config config.json takes it\n";
+    assert!(outcome.code == Some(0) && outcome.stderr.contains(told), "{}", outcome.stderr);
+    assert!(scene.read("own/encoder_model.onnx") == scene.read("out/encoder_model.onnx"));
+}
+
+/// A key that nothing reads is told where it may be one that is absent.
+#[test]
+fn misspelt_keys_are_noted() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    let original: Value = serde_json::from_slice(&scene.read("ck/config.json")).unwrap();
+    for line in ["ck -o m.onnx", "inspect ck"] {
+        assert_eq!(scene.moa(line).stderr, "", "{line}");
+    }
+    let mut config = original.as_object().unwrap().clone();
+    let theta = config.remove("rope_theta").unwrap();
+    config.insert("rope_thetta".into(), theta);
+    config.insert("a_key_of_another_program".into(), json!(1));
+    scene.write("ck/config.json", Value::Object(config).to_string());
+    let told = "note: ck/config.json: nothing reads \"rope_thetta\"; \"rope_theta\" is absent, and has its default\n";
+    for line in ["ck -o n.onnx", "inspect ck"] {
+        let outcome = scene.moa(line);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), told), "{line}");
+    }
+}
+
 /// What is not read does no harm: buffers of integers, and values that are no numbers among them.
 #[test]
 fn buffers_are_not_weights() {

@@ -59,6 +59,23 @@ fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
     assert!(!table.contains("(-"), "{table}");
 }
 
+/// Of text, an encoder by itself reads the sources; tokens that the dictionary does not have are told.
+#[test]
+fn an_encoder_is_profiled_by_itself() {
+    let scene = translator("function");
+    let all = json(&scene, "out --inputs pairs.tsv");
+    let encoder = json(&scene, "out/encoder_model.onnx --inputs pairs.tsv");
+    let of_sources = json(&scene, "out/encoder_model.onnx --inputs sources.txt");
+    assert_eq!(encoder["modules"], of_sources["modules"]);
+    let [all, encoder] = [&all, &encoder].map(|value| value["modules"].as_array().unwrap());
+    let counts = |modules: &[Value]| modules.iter().map(|module| module["counts"].clone()).collect::<Vec<_>>();
+    assert_eq!(counts(encoder), counts(&all[..encoder.len()]));
+    scene.write("odd.tsv", "nine\tqqq\nqqq\tneun\nnine\tneun\n");
+    let outcome = scene.moa("profile out --inputs odd.tsv");
+    let told = "note: odd.tsv, line 1: 3 of 4 tokens are not in the dictionary, and 1 more line has such tokens\n";
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), told));
+}
+
 /// An encoder whose routing has no names is run for the decoder's sake; by itself it shows nothing.
 #[test]
 fn a_decoder_is_profiled_beside_an_encoder_without_named_routing() {
@@ -130,6 +147,8 @@ fn what_cannot_be_profiled_is_refused() {
     scene.write("empty.txt", "\n\n");
     scene.write("open.tsv", "seven\n");
     scene.write("latin.txt", b"se\xffen\n");
+    Model::layer().write(&scene.path("layer"));
+    scene.accepts("layer -o layer.onnx");
     for (line, code, number, says) in [
         ("profile out --inputs nix.txt", 5, "MOA-E0501", "nix.txt"),
         ("profile out --inputs ck", 5, "MOA-E0501", "ck: expected a file, found a folder"),
@@ -137,6 +156,12 @@ fn what_cannot_be_profiled_is_refused() {
         ("profile out --inputs pairs.tsv --dict ck", 5, "MOA-E0521", "ck: expected a file, found a folder"),
         ("profile nix --inputs pairs.tsv", 5, "MOA-E0501", "nix"),
         ("profile out --inputs pairs.tsv --batch 0", 2, "MOA-E0201", "--batch"),
+        (
+            "profile layer.onnx --inputs pairs.tsv --pmi",
+            2,
+            "MOA-E0201",
+            "--pmi is about token ids, and layer.onnx takes",
+        ),
         ("profile out --inputs three.tsv", 3, "MOA-E0329", "three.tsv, line 2: 3 columns, and at most two are read"),
         ("profile out --format ids --inputs three.ids", 3, "MOA-E0329", "three.ids, line 1: 3 columns"),
         ("profile out --inputs words.ids", 3, "MOA-E0329", "line 1: \"five\""),

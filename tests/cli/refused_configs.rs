@@ -236,3 +236,16 @@ fn refuses_each(fixture: &str, cases: &[(&str, Value, u8, &[&str])]) {
         scene.assert_unchanged(&before, key);
     }
 }
+
+#[test]
+fn ids_of_generation_are_those_of_the_model() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    for key in ["eos_token_id", "pad_token_id", "bos_token_id"] {
+        scene.write("ck/generation_config.json", json!({ key: [1, 128] }).to_string());
+        let told =
+            format!("ck/generation_config.json: key \"{key}\" must be below 128, the symbols of the model, found");
+        scene.refuses("ck -o out", 3, &[&told]);
+        scene.write("ck/generation_config.json", json!({ key: [1, 127] }).to_string());
+        scene.accepts(&format!("ck -o {key}"));
+    }
+}

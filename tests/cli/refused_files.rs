@@ -156,6 +156,13 @@ fn a_shard_alone_is_no_checkpoint() {
     Model::layer().write_sharded(&scene.path("ck"), 2);
     let parts = ["is one of the shards that model.safetensors.index.json lists", "help: give the folder"];
     scene.refuses("ck/model-00001-of-00002.safetensors -o m.onnx", 4, &parts);
+    let parts = ["is no checkpoint", "help: give the folder that holds it: ck"];
+    scene.refuses("inspect ck/model.safetensors.index.json", 2, &parts);
+    fs::create_dir(scene.path("lone")).unwrap();
+    let shard = "lone/model-00001-of-00002.safetensors";
+    fs::copy(scene.path("ck/model-00001-of-00002.safetensors"), scene.path(shard)).unwrap();
+    let parts = ["lone: holds model-00001-of-00002.safetensors, one of several shards", "help: copy or download"];
+    scene.refuses(&format!("{shard} -o m.onnx"), 5, &parts);
     scene.accepts("ck -o m.onnx");
 }
 

@@ -372,7 +372,7 @@ fn a_folder_with_one_graph_is_run() {
     fs::rename(scene.path("out/model.onnx"), scene.path("out/encoder_model.onnx")).unwrap();
     fs::copy(scene.path("out/encoder_model.onnx"), scene.path("out/decoder_model.onnx")).unwrap();
     let line = "run out --inputs inputs.safetensors --outputs o";
-    let says = "out holds encoder_model.onnx and decoder_model.onnx, and one graph is run";
+    let says = "out holds encoder_model.onnx and decoder_model.onnx, and one graph is taken";
     scene.refuses(line, 2, &[says, "give out/encoder_model.onnx"]);
 }
 
@@ -395,14 +395,25 @@ fn arrays_of_numpy_are_named() {
 fn files_that_cannot_be_read() {
     let scene = exported("");
     scene.write("inputs.safetensors", "no tensors");
-    let cases: [(&str, u8, &[&str]); 7] = [
+    scene.write("m.ort", b"\x1c\0\0\0ORTM\0\0\0\0\0\0\x12\0");
+    let cases: [(&str, u8, &[&str]); 9] = [
         ("run m.onnx --inputs nowhere --outputs o", 5, &["nowhere: "]),
         ("run nowhere.plan --inputs inputs.safetensors --outputs o", 5, &["nowhere.plan: ", "check the path"]),
         ("run nowhere.onnx --inputs inputs.safetensors --outputs o", 5, &["nowhere.onnx"]),
         ("run m.onnx --inputs inputs.safetensors --outputs new/o", 3, &["inputs.safetensors"]),
         ("run m.onnx --inputs ck --outputs o", 5, &["ck: "]),
         ("run ck --inputs inputs.safetensors --outputs o", 5, &["ck holds no model.onnx", "`moa-export ck -o OUT`"]),
-        ("run ck/config.json --inputs inputs.safetensors --outputs o", 3, &["ck/config.json"]),
+        (
+            "run ck/config.json --inputs inputs.safetensors --outputs o",
+            3,
+            &["ck/config.json: a JSON text, expected an ONNX model (.onnx)"],
+        ),
+        (
+            "run ck/model.safetensors --inputs inputs.safetensors --outputs o",
+            3,
+            &["ck/model.safetensors: a safetensors file, expected an ONNX model", "wrote of this checkpoint"],
+        ),
+        ("run m.ort --random", 3, &["m.ort: an ONNX Runtime model (.ort), expected", "give the .onnx file"]),
     ];
     for (line, code, parts) in cases {
         scene.refuses(line, code, parts);

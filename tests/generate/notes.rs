@@ -94,3 +94,51 @@ fn a_tokenizer_that_does_not_as_its_configuration_says_is_told() {
         assert_eq!(generate(&["--max-new", "1", "--input", "5", "--token-ids"]), "");
     }
 }
+
+#[test]
+fn a_tokenizer_of_another_size_is_told() {
+    let exported = language_models::exported("jetmoe/bf16", Form::Function, false);
+    write_tokenizer(&out(&exported), &json!({}));
+    let path = out(&exported).join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for (size, is_told) in [(64, false), (63, true), (128, false), (129, true)] {
+        let vocabulary: serde_json::Map<_, _> = (0..size).map(|id| (format!("t{id}"), id.into())).collect();
+        tokenizer["model"]["vocab"] = Value::Object(vocabulary);
+        fs::write(&path, tokenizer.to_string()).unwrap();
+        let found = notes(program().arg("generate").arg(out(&exported)).args(["--max-new", "1", "--input", "t5"]));
+        let told =
+            format!("note: tokenizer.json knows {size} tokens, and the model 128: it may be that of another model\n");
+        assert_eq!(found, if is_told { told } else { String::new() });
+    }
+}
+
+/// What generation settings of the folder say about lengths, where no option does.
+#[test]
+fn a_length_in_the_settings_is_told() {
+    let exported = language_models::exported("jetmoe/bf16", Form::Function, false);
+    let path = out(&exported).join("generation_config.json");
+    for key in ["max_new_tokens", "max_length"] {
+        fs::write(&path, json!({ key: 2 }).to_string()).unwrap();
+        let run = |more: &[&str]| {
+            notes(program().arg("generate").arg(out(&exported)).args(["--input", "5", "--token-ids"]).args(more))
+        };
+        let told = format!("sets {key}; here --max-new says how many tokens follow, 128 where it is absent\n");
+        let found = run(&[]);
+        assert!(found.starts_with("note: ") && found.ends_with(&told), "{found}");
+        assert_eq!(run(&["--max-new", "3"]), "");
+    }
+}
+
+#[test]
+fn translations_that_are_cut_off_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    notes(program().arg(data("nmt")).arg("-o").arg(out(&folder)));
+    let lines = folder.path().join("lines.txt");
+    fs::write(&lines, "nine hundred\n\nnine\n").unwrap();
+    let run = |most: &str| {
+        notes(program().arg("generate").arg(out(&folder)).arg("--input").arg(&lines).args(["--max-len-b", most]))
+    };
+    let end = "ended at the most tokens that --max-len-a, --max-len-b and the positions of the model allow\n";
+    assert_eq!(run("1"), format!("note: 2 translations were {end}"));
+    assert_eq!(run("60"), "");
+}

@@ -1,8 +1,8 @@
 //! A model's configuration, read key by key with errors that name the key.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use serde_json::{Map, Value};
@@ -14,8 +14,16 @@ use crate::ImportError;
 pub struct Config {
     origin: String,
     keys: Map<String, Value>,
-    /// Sizes that were asked for and are not there, with the default that was taken; shared by copies.
-    assumed: Arc<Mutex<BTreeMap<String, usize>>>,
+    asked: Arc<Mutex<Asked>>,
+}
+
+/// What was asked for; shared by copies of a configuration.
+#[derive(Debug, Default)]
+struct Asked {
+    /// Sizes that are not there, with the default that was taken.
+    assumed: BTreeMap<String, usize>,
+    /// All keys, whether they are there or not.
+    keys: BTreeSet<String>,
 }
 
 /// Largest size that a configuration may state; a width that is the product of three stays far below `usize::MAX`.
@@ -27,7 +35,7 @@ const MAX_LAYERS: usize = 4096;
 impl Config {
     /// Wraps the keys read from the file `origin`.
     pub fn new(origin: impl Into<String>, keys: Map<String, Value>) -> Self {
-        Self { origin: origin.into(), keys, assumed: Arc::default() }
+        Self { origin: origin.into(), keys, asked: Arc::default() }
     }
 
     /// The same keys with one more, or with another value for it.
@@ -65,7 +73,26 @@ impl Config {
 
     /// A present value; `null` counts as absent.
     fn get(&self, key: &str) -> Option<&Value> {
+        let mut asked = self.asked();
+        if !asked.keys.contains(key) {
+            asked.keys.insert(key.into());
+        }
         self.keys.get(key).filter(|value| !value.is_null())
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keys that nothing asked for so far, each with one that was asked for, is absent, and is spelt almost so.
+    pub fn misspelt(&self) -> Vec<(String, String)> {
+        let asked = self.asked();
+        let is_absent = |key: &&String| !self.keys.contains_key(key.as_str());
+        let meant = |key: &String| {
+            let mut absent = asked.keys.iter().filter(is_absent);
+            absent.find(|absent| is_almost(key, absent)).map(|meant| (key.clone(), meant.clone()))
+        };
+        self.keys.keys().filter(|key| !asked.keys.contains(key.as_str())).filter_map(meant).collect()
     }
 
     /// Whether the key is there, and null.
@@ -158,18 +185,18 @@ impl Config {
 
     /// The default of a size that is absent, which errors about shapes will name.
     pub(crate) fn assume(&self, key: &str, default: usize) -> usize {
-        self.assumed.lock().unwrap_or_else(PoisonError::into_inner).insert(key.into(), default);
+        self.asked().assumed.insert(key.into(), default);
         default
     }
 
     /// Names the defaults that sizes of `pattern` are made of and those of `found` are not; empty where there are none.
     pub(crate) fn defaults_in(&self, pattern: &[Option<usize>], found: &[usize]) -> String {
-        let assumed = self.assumed.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = self.asked();
         let is_part = |size: usize| {
             let mut pairs = pattern.iter().zip(found);
             pairs.any(|(wanted, found)| wanted.is_some_and(|w| w.is_multiple_of(size)) && !found.is_multiple_of(size))
         };
-        let parts = assumed.iter().filter(|(_, size)| is_part(**size));
+        let parts = asked.assumed.iter().filter(|(_, size)| is_part(**size));
         let names: Vec<_> = parts.map(|(key, size)| format!("\"{key}\", {size}")).collect();
         if names.is_empty() {
             return String::new();
@@ -255,6 +282,16 @@ impl Config {
     }
 }
 
+/// Whether two names differ by one letter, by how words are parted, or by a longer last word.
+fn is_almost(one: &str, other: &str) -> bool {
+    const LETTERS: usize = 6;
+    const LONGER: usize = 4;
+    let [one, other] = [one, other].map(|name| name.to_ascii_lowercase().replace(['_', '-'], ""));
+    let [short, long] = if one.len() <= other.len() { [&one, &other] } else { [&other, &one] };
+    let goes_on = short.len() > LETTERS && long.starts_with(short.as_str()) && long.len() - short.len() <= LONGER;
+    short.len() >= LETTERS && (goes_on || strsim::osa_distance(short, long) <= 1)
+}
+
 /// A token id.
 fn as_id(value: &Value) -> Option<usize> {
     value.as_u64().filter(|id| *id <= MAX_SIZE).and_then(|id| usize::try_from(id).ok())
@@ -286,6 +323,25 @@ mod tests {
         assert!(config.flag_or("c", false).unwrap());
         assert_eq!(config.text_or("d", "y").unwrap(), "x");
         assert_eq!(config.epsilon_or("e", 1.0).unwrap(), 1e-5);
+    }
+
+    #[test]
+    fn keys_that_nothing_reads_are_told_from_those_that_were_meant() {
+        let config = config(
+            r#"{"rope_thetta": 1, "rms_norm_epsilon": 2, "LayerNormEps": 3, "layers": 4, "top_k": 5, "hidden_size": 6}"#,
+        );
+        assert_eq!(config.misspelt(), []);
+        for key in ["rope_theta", "rms_norm_eps", "layer_norm_eps", "num_layers", "hidden_size", "top_kk"] {
+            config.size_or(key, 1).unwrap();
+        }
+        let pair = |key: &str, meant: &str| (key.to_owned(), meant.to_owned());
+        let told = [
+            pair("LayerNormEps", "layer_norm_eps"),
+            pair("rms_norm_epsilon", "rms_norm_eps"),
+            pair("rope_thetta", "rope_theta"),
+        ];
+        assert_eq!(config.clone().misspelt(), told);
+        assert_eq!(config.with("rope_theta", 1.into()).misspelt(), told[..2]);
     }
 
     #[test]

@@ -30,10 +30,10 @@ use moa_graphs::families::Config;
 
 use super::{
     error::{CheckpointError, listed, quoted},
-    file_kind,
     input::{InputFile, ReadError},
     limits,
 };
+use crate::file_kind;
 use config::Keys;
 use crc32::Crc32;
 use gather::Kept;

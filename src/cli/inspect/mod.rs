@@ -19,13 +19,14 @@ use super::{
     Failure,
     document::{Kind, document},
     interrupt::Ending,
-    nearest, open_checkpoint, print_result,
+    nearest, note_of_keys, open_checkpoint, print_result,
     table::table,
 };
 use crate::{
-    checkpoint::read_config,
+    checkpoint::{self, read_config},
     export::import,
     file_names::CONFIG,
+    files::folder_of,
     inspect::{
         Cost, Inspection, Lengths, inspect,
         preset::{PRESETS, Preset},
@@ -114,11 +115,15 @@ pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
 
 fn of_checkpoint(path: &Path, lengths: Lengths, arguments: &InspectArguments) -> Result<Inspection, Failure> {
     if path.extension().is_some_and(|ending| ending == "json") {
-        let help = format!("give it as `moa-export inspect --config {}`", path.display());
+        let help = match checkpoint::models().any(|name| path.ends_with(name)) {
+            true => format!("give the folder that holds it: {}", folder_of(path).display()),
+            false => format!("give it as `moa-export inspect --config {}`", path.display()),
+        };
         return Err(Failure::usage(format!("{} is no checkpoint", path.display()), Some(&help)));
     }
     let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
     let model = import(&checkpoint, None)?;
+    note_of_keys(checkpoint.config());
     let count = |lengths| inspect(checkpoint.config().model_type(), &model, lengths);
     lengths_count(arguments, |lengths| count(lengths).total)?;
     Ok(count(lengths))

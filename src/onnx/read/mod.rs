@@ -35,6 +35,8 @@ pub(crate) use operator_node::{module_of, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;
 
+use crate::file_kind;
+
 use super::proto::tensor_proto::DataType;
 use super::proto::tensor_shape_proto::dimension;
 use super::proto::type_proto;
@@ -129,10 +131,23 @@ impl Index {
 /// limit.
 pub fn read_model(path: &Path) -> Result<OnnxFile, ReadError> {
     let bytes = read_file(path)?;
-    limits::check(&bytes).map_err(|fault| fault.at(path))?;
+    limits::check(&bytes).map_err(|fault| other_format(&bytes).unwrap_or(fault).at(path))?;
     let model =
         ModelProto::decode(bytes).map_err(|error| Fault::malformed(format!("not an ONNX model: {error}")).at(path))?;
     OnnxFile::check(path.to_owned(), model, false)
+}
+
+/// What the bytes are of, where they are no ONNX model and that is known.
+fn other_format(bytes: &[u8]) -> Option<Fault> {
+    let prefix = &bytes[..bytes.len().min(file_kind::PREFIX)];
+    let known = file_kind::recognise(prefix);
+    let kind = known.or_else(|| file_kind::is_safetensors(prefix).then_some("a safetensors file"))?;
+    let fault = Fault::malformed(format!("{kind}, expected an ONNX model (.onnx)"));
+    match kind {
+        file_kind::ONNX => None,
+        file_kind::ORT => Some(fault.help("give the .onnx file that it was made of; ONNX Runtime alone reads .ort")),
+        _ => Some(fault),
+    }
 }
 
 fn read_file(path: &Path) -> Result<Bytes, ReadError> {

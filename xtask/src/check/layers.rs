@@ -21,12 +21,13 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 const ONNX_READING: [&str; 7] = ["InlineError", "OnnxFile", "ReadError", "inline", "proto", "read", "read_model"];
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 23] = [
+const MODULES: [Module; 24] = [
     module("file_names", &["moa_graphs"], &["moa_graphs::graph", "moa_graphs::lower", "moa_graphs::model"]),
+    module("file_kind", &[], &[]),
     module("files", &[], &[]),
     module("metadata", &[], &[]),
-    module("checkpoint", &["file_names", "files", "moa_graphs"], &[]),
-    module("onnx", &["files", "metadata", "moa_graphs", "moa_schema", "scratch"], &[]),
+    module("checkpoint", &["file_kind", "file_names", "files", "moa_graphs"], &[]),
+    module("onnx", &["file_kind", "files", "metadata", "moa_graphs", "moa_schema", "scratch"], &[]),
     module("digest", &[], &[]),
     module("random", &[], &[]),
     module("scratch", &[], &[]),

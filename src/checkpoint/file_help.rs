@@ -1,0 +1,57 @@
+//! What to do with a file of another kind, and commands about it.
+
+use std::path::Path;
+
+use crate::file_kind;
+
+/// How to come from the file `file` of such a kind to a supported one.
+pub(super) fn help(kind: &str, file: &str) -> Option<String> {
+    let help = match kind {
+        file_kind::PICKLE => return Some(saved_again("sys, pickle", r#"pickle.load(open(sys.argv[1], "rb"))"#, file)),
+        file_kind::LEGACY => {
+            let loaded = r#"torch.load(sys.argv[1], map_location="cpu", weights_only=False)"#;
+            return Some(saved_again("sys", loaded, file));
+        }
+        file_kind::PROGRAM => {
+            let weights = r#"torch.jit.load(sys.argv[1], map_location="cpu").state_dict()"#;
+            return Some(format!("save its state_dict(), {}", saved_again("sys", weights, file)));
+        }
+        file_kind::TAR => "unpack it, and give the file or folder in it",
+        file_kind::LFS_POINTER => "fetch the file itself with \"git lfs pull\"",
+        file_kind::HTML => "the download failed; download the file again",
+        file_kind::JSON => "give the folder that holds it",
+        file_kind::ORT | file_kind::ONNX => {
+            "an exported model is no checkpoint: give the folder or file that was trained"
+        }
+        _ => "give the .safetensors file that the model was trained into",
+    };
+    Some(help.into())
+}
+
+/// The command that loads `file` in Python, which executes what it says, and saves it as `torch.save` does today; a
+/// shard keeps the name that its index knows.
+fn saved_again(modules: &str, loaded: &str, file: &str) -> String {
+    let (Some(old), Some(new)) = (shell_word(file), shell_word(&format!("{file}.new.pt"))) else {
+        return format!(
+            "where you trust the file, for this runs code in it: load it in Python and save it with torch.save; {NO_COMMAND}"
+        );
+    };
+    let renamed = if super::is_shard(Path::new(file)) { format!(" && mv {new} {old}") } else { String::new() };
+    format!(
+        "where you trust the file, for this runs code in it: python3 -c 'import {modules}, torch; \
+         torch.save({loaded}, sys.argv[2])' {old} {new}{renamed}"
+    )
+}
+
+/// Said where [`shell_word`] gives none.
+pub(super) const NO_COMMAND: &str = "no command is given, since its name holds characters that are shown otherwise";
+
+/// A path as a shell takes it for one word and no option; `None` where what messages show of it may be another path.
+pub(super) fn shell_word(shown: &str) -> Option<String> {
+    if shown.contains(['\\', char::REPLACEMENT_CHARACTER]) {
+        return None;
+    }
+    let path = if shown.starts_with('-') { format!("./{shown}") } else { shown.to_owned() };
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '+' | '=' | ',' | ':' | '@');
+    Some(if path.chars().all(plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) })
+}
