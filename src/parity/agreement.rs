@@ -192,6 +192,13 @@ impl Agreement {
         self.max_abs = Some(comparison.max_abs).filter(|largest| largest.is_finite());
         self.tolerance = comparison.atol;
         if let Some(Difference { place, index, found, expected }) = &comparison.first {
+            if !expected.is_finite() {
+                let what = format!(
+                    "{place} at {index:?} is {expected} on what others are compared with, and so proves nothing"
+                );
+                self.fault = Some(what);
+                return;
+            }
             let count = format!("{} of {} values", comparison.mismatches, comparison.values);
             self.fault = Some(format!(
                 "{count} are further apart than {:.1e}; the first is {place} at {index:?}: {found} instead of {expected}",
@@ -300,6 +307,17 @@ mod tests {
 
     fn tensor(values: &[f32]) -> Tensor {
         Tensor::new([values.len()], TensorData::F32(values.to_vec())).unwrap()
+    }
+
+    #[test]
+    fn a_yardstick_that_is_not_finite_is_named_as_such() {
+        let mut comparison = Comparison::default();
+        let tolerance = Tolerance { atol: 1.0, rtol: 0.0 };
+        comparison.add("y", &tensor(&[1.0, 2.0]), &tensor(&[1.0, f32::NAN]), tolerance);
+        let mut agreement = Agreement::default();
+        agreement.add_outputs(&comparison);
+        let told = "y at [1] is NaN on what others are compared with, and so proves nothing";
+        assert_eq!(agreement.fault.as_deref(), Some(told));
     }
 
     #[test]

@@ -34,14 +34,14 @@ impl Tally {
         self.top_k = seen.top_k;
         self.counts.resize(seen.experts, 0);
         for token in (0..seen.real.len()).filter(|token| seen.real[*token]) {
+            let scores = &seen.scores[token * seen.experts..(token + 1) * seen.experts];
+            if scores.iter().any(|score| score.is_nan()) {
+                return Err("a score is not a number, as where an input is not".into());
+            }
             let chosen = seen.indices[token * seen.top_k..(token + 1) * seen.top_k].iter();
             let chosen: Option<Vec<usize>> =
                 chosen.map(|expert| usize::try_from(*expert).ok().filter(|expert| *expert < seen.experts)).collect();
             let chosen = chosen.ok_or_else(|| format!("an expert outside 0 to {}", seen.experts - 1))?;
-            let scores = &seen.scores[token * seen.experts..(token + 1) * seen.experts];
-            if scores.iter().any(|score| score.is_nan()) {
-                return Err("a score is not a number".into());
-            }
             self.tokens += 1;
             chosen.iter().for_each(|expert| self.counts[*expert] += 1);
             self.add_scores(&chosen, scores);
