@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{
+    changes,
     short::Short,
     text::{Names, duration, rate, ratio, with_devices},
     words::clock,
@@ -10,8 +11,8 @@ use super::{
 use crate::{
     cli::receipt::{fact, file_fact, utc},
     latency::{
-        BATCH, BenchResult, ExpertLoad, NodeTime, OperatorTimes, PAST, Receipt, Row, SEQUENCE, SOURCE, Sizes, Verdict,
-        layers, place, point_text,
+        BATCH, BenchResult, ExpertLoad, NodeTime, OperatorTimes, PAST, Receipt, Regression, Row, SEQUENCE, SOURCE,
+        Sizes, Verdict, layers, place, point_text,
     },
     report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Status, Table},
 };
@@ -22,7 +23,7 @@ const DRAWN: u64 = 2000;
 /// Distributions that are drawn of one part, at most: those of its largest points.
 const DISTRIBUTIONS: usize = 6;
 
-pub(super) fn html(result: &BenchResult) -> String {
+pub(super) fn html(result: &BenchResult, changes: Option<&Regression>) -> String {
     let receipt = &result.receipt;
     let models: BTreeSet<&str> = receipt.files.iter().map(|file| file.model.as_str()).collect();
     let cpu = receipt.machine.cpu.as_deref().unwrap_or("an unknown processor");
@@ -30,7 +31,7 @@ pub(super) fn html(result: &BenchResult) -> String {
     let subtitle =
         format!("{names}: {} threads on {cpu}, routing {}", receipt.threads.onnx_runtime, receipt.options.routing);
     let mut report = Report::new("Latency", subtitle);
-    verdict(&mut report, result);
+    verdict(&mut report, result, changes);
     let section = report.section("What was timed");
     section.paragraph(
         "The runtime's own call, inputs bound before it. Contestants of a point take turns in one process; the time \
@@ -43,6 +44,9 @@ pub(super) fn html(result: &BenchResult) -> String {
         section.facts(short.names().to_vec());
     }
     let result = &short.result;
+    if let Some(changes) = changes {
+        changes::section(&mut report, result, changes);
+    }
     for part in parts(result) {
         curves(&mut report, result, &part);
         distributions(&mut report, result, &part);
@@ -56,11 +60,13 @@ pub(super) fn html(result: &BenchResult) -> String {
     report.to_html()
 }
 
-fn verdict(report: &mut Report, result: &BenchResult) {
+fn verdict(report: &mut Report, result: &BenchResult, changes: Option<&Regression>) {
     let of = |wanted: fn(&Verdict) -> bool| result.parity.iter().any(|row| wanted(&row.verdict));
     let unchecked = of(|verdict| matches!(verdict, Verdict::NotChecked { .. }));
     if result.has_failed_parity() {
         report.verdict(Status::Bad, "PARITY FAILED: what is timed here does not all compute the same");
+    } else if changes.is_some_and(Regression::is_slower) {
+        report.verdict(Status::Bad, "slower than the older result, as the comparison shows");
     } else if !result.receipt.warnings.is_empty() {
         let count = result.receipt.warnings.len();
         let parity = if unchecked { "parity was not checked everywhere" } else { "the backends agree" };

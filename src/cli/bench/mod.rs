@@ -1,6 +1,7 @@
 //! `moa-export bench`.
 
 mod args;
+mod changes;
 mod csv;
 mod html;
 mod short;
@@ -309,7 +310,7 @@ impl Outputs {
         let printed = Self::print(arguments, result, changes, &json);
         let json = self.json.map(|file| file.fill(json()));
         let csv = self.csv.map(|file| file.fill(csv::csv(result)));
-        let report = self.report.map(|file| file.fill(html::html(result)));
+        let report = self.report.map(|file| file.fill(html::html(result, changes)));
         let written = commit_all([json, csv, report], ending);
         printed.and(written)
     }
@@ -321,7 +322,7 @@ impl Outputs {
         json: &dyn Fn() -> String,
     ) -> Result<(), Failure> {
         let to_stdout = |path: &Option<PathBuf>| path.as_deref().is_some_and(is_stdout);
-        let changes = changes.map(|changes| text::changes(result, changes)).unwrap_or_default();
+        let changes = changes.map(|changes| changes::text(result, changes)).unwrap_or_default();
         if to_stdout(&arguments.json) {
             print_result(&json())?;
         } else if to_stdout(&arguments.csv) {

@@ -6,8 +6,8 @@ use super::words::clock;
 use crate::{
     cli::table::{size, table},
     latency::{
-        BATCH, BenchResult, Estimate, ExpertLoad, OperatorTimes, Outcome, PAST, ParityRow, Receipt, Regression, Row,
-        SEQUENCE, SOURCE, Sizes, Subject, Verdict, layers, place, point_text,
+        BATCH, BenchResult, Estimate, ExpertLoad, OperatorTimes, PAST, ParityRow, Receipt, Row, SEQUENCE, SOURCE,
+        Sizes, Subject, Verdict, layers, place, point_text,
     },
 };
 
@@ -332,49 +332,6 @@ fn parity(rows: &[ParityRow]) -> String {
     lines.into_iter().map(|line| line + "\n").collect()
 }
 
-/// What changed against an older result.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-pub(super) fn changes(result: &BenchResult, changes: &Regression) -> String {
-    let estimate = |estimate: &Estimate| {
-        let time = |value: f64| duration(value.round().max(0.0) as u64);
-        let interval =
-            estimate.interval.map_or_else(String::new, |[low, high]| format!(" [{}, {}]", time(low), time(high)));
-        format!("{}{interval}", time(estimate.value))
-    };
-    let rows: Vec<_> = changes
-        .rows
-        .iter()
-        .map(|change| {
-            let row = &result.rows[change.row];
-            let verdict = match change.outcome {
-                Outcome::Slower => "SLOWER",
-                Outcome::Faster => "faster",
-                Outcome::Same => "same",
-            };
-            vec![
-                place(&row.subject, Some(&row.point)),
-                estimate(&change.before),
-                estimate(&change.after),
-                format!("{:+.1} %", 100.0 * (change.after.value / change.before.value - 1.0)),
-                verdict.to_owned(),
-            ]
-        })
-        .collect();
-    let slower = changes.rows.iter().filter(|change| change.outcome == Outcome::Slower).count();
-    let text = table(&["compared with the older result", "then", "now", "change", "verdict"], &rows);
-    let verdict = match slower {
-        0 => "no row became slower".to_owned(),
-        1 => "1 row became slower".to_owned(),
-        _ => format!("{slower} rows became slower"),
-    };
-    let threshold = (1e8 * changes.threshold).round() / 1e6;
-    let others = match changes.other_files.as_slice() {
-        [] => String::new(),
-        others => format!("the older result is of other bytes of {}\n", others.join(", ")),
-    };
-    format!("\n{text}{verdict}, beyond both 95 % intervals and {threshold} %\n{others}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -439,18 +396,5 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\nis no line of\n{text}");
         }
-    }
-
-    #[test]
-    fn changes_are_told_in_per_cent() {
-        let old = sample();
-        let mut new = old.clone();
-        new.rows[0].turn_median = Estimate { value: 1_500_000.0, interval: Some([1_400_000.0, 1_600_000.0]) };
-        let found = changes(&new, &crate::latency::compare(&new, &old, 0.05).unwrap());
-        for part in ["1.0 µs [1.0 µs, 1.0 µs]", "1.50 ms [1.40 ms, 1.60 ms]", "+149900.0 %", "SLOWER", "+0.0 %", "same"]
-        {
-            assert!(found.contains(part), "{part} is not in\n{found}");
-        }
-        assert!(found.ends_with("1 row became slower, beyond both 95 % intervals and 5 %\n"), "{found}");
     }
 }

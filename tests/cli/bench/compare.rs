@@ -55,7 +55,10 @@ fn older_results_are_a_gate() {
     assert!(slower.stdout.contains("SLOWER") && slower.stdout.contains("2 rows became slower"), "{}", slower.stdout);
     assert!(scene.accepts(&format!("{line} --compare slow.json")).ends_with("beyond both 95 % intervals and 5 %\n"));
     scene.accepts(&format!("{line} --compare fast.json --threshold 1e12"));
-    let gated = scene.moa(&format!("{line} --compare fast.json --json -"));
+    let gated = scene.moa(&format!("{line} --compare fast.json --report page.html --json -"));
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    assert!(page.contains("Beside the older result") && page.contains("SLOWER"), "{page}");
+    assert!(page.contains("slower than the older result"), "{page}");
     let comparison = &json(&gated.stdout)["comparison"];
     assert_eq!((gated.code, &comparison["threshold"]), (Some(1), &0.05.into()), "{comparison}");
     assert!(list(comparison, "rows").iter().all(|row| row["outcome"] == "slower"), "{comparison}");
