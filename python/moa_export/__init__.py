@@ -6,16 +6,21 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onnxruntime import SessionOptions
 
-__all__ = ["__version__", "library", "session_options"]
+__all__ = ["library", "session_options"]
 
-__version__ = version("moa-export")
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("moa-export")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def library() -> str:

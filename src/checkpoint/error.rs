@@ -308,7 +308,7 @@ impl CheckpointError {
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
             Self::NoModel { .. } => "give a folder that holds one of them, or the file itself",
-            Self::NoIndex { .. } => "copy or download the index beside the shards",
+            Self::NoIndex { .. } => "copy or download the index beside the shards; rename what is a whole model",
             Self::OneShard { .. } => "give the folder that holds them all",
             Self::SeveralModels { .. } => "give the file itself, or keep only one of them in the folder",
             Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",

@@ -145,7 +145,7 @@ impl Checkpoint {
             if beside.exists() {
                 let beside = shown(&beside);
                 let warning =
-                    format!("{beside} is not read: {origin} holds its own configuration; --config {beside} takes it");
+                    format!("{beside} is not read: {origin} holds its own configuration; --config takes another");
                 tensors.warnings.push(warning);
             }
             return Ok(Self { origin, config, config_file: None, tensors });
@@ -269,11 +269,11 @@ fn lone_shard(folder: &Path) -> Option<(OsString, &'static str)> {
     Some((first, index))
 }
 
-/// Whether a file is named as transformers names shards.
+/// Whether a file is named as transformers names one of several shards: with numbers of five digits.
 fn is_shard(path: &Path) -> bool {
     let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
     let mut parts = stem.rsplitn(4, '-');
-    let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
+    let number = |part: Option<&str>| part.filter(|part| part.len() == 5).and_then(|part| part.parse::<u32>().ok());
     let (count, of, index) = (parts.next(), parts.next(), parts.next());
-    of == Some("of") && is_number(count) && is_number(index)
+    of == Some("of") && number(count).is_some_and(|count| count > 1) && number(index).is_some()
 }

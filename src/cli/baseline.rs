@@ -17,7 +17,7 @@ use super::{
     document::{Kind, document},
     export::{external_data, form, precision, report_json, wrote},
     inspect::{FEWEST_SYMBOLS, preset, with_vocabulary},
-    print_result,
+    note_of_keys, print_result,
     progress::Progress,
     shell::word,
 };
@@ -90,6 +90,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     let config = config(arguments)?;
     let tensors = SyntheticTensors::random(config.origin(), arguments.seed);
     let model = families::import(&config, &tensors, ImportOptions::default())?;
+    note_of_keys(&config);
     let default = match model {
         Model::Transformer(_) | Model::TransformerMaskedLm(_) => Form::Standard,
         _ => Form::Function,

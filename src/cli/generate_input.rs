@@ -208,14 +208,16 @@ fn text(name: &str, bytes: Vec<u8>, first: usize) -> Result<String, Failure> {
     }
 }
 
-/// Whether `text` begins as a path does, or is one word with the ending of a file of text behind it.
+/// Whether `text` is one word that begins as a path does or ends as a file of text does, or several that do both.
 fn looks_like_a_file(text: &str) -> bool {
     const ENDINGS: [&str; 8] = ["bpe", "csv", "ids", "json", "jsonl", "md", "tsv", "txt"];
     let ending = Path::new(text).extension().and_then(|ending| ending.to_str());
     let ends_like_one = ending.is_some_and(|ending| ENDINGS.contains(&ending.to_ascii_lowercase().as_str()));
-    let begins_like_one = ["/", "./", "../", "~/"].iter().any(|start| text.starts_with(start));
-    let is_one = ends_like_one || text.starts_with(['.', '~']) && text.contains('/');
-    begins_like_one || !text.contains(char::is_whitespace) && is_one
+    let begins_like_one = text.starts_with(['/', '.', '~']) && text.contains('/');
+    match text.contains(char::is_whitespace) {
+        true => begins_like_one && ends_like_one,
+        false => begins_like_one || ends_like_one,
+    }
 }
 
 /// What is said of an interrupt before there is work.
@@ -303,10 +305,12 @@ mod tests {
 
     #[test]
     fn names_of_files_are_told_from_texts() {
-        for name in ["lines.txt", "./lines", "../a b", "/my lines.txt", "~/x", ".hidden/x", "a/b.IDS"] {
+        for name in ["lines.txt", "./lines", "../a b.tsv", "/my lines.txt", "~/x", ".hidden/x", "a/b.IDS"] {
             assert!(looks_like_a_file(name), "{name}");
         }
-        for text in ["nine hundred", "and/or", "a b.txt", "5 6", ".", "..", "...and so on", "a/b", ""] {
+        for text in
+            ["nine hundred", "and/or", "a b.txt", "5 6", ".", "..", "// a comment", "/* x */", "./ foo", "a/b", ""]
+        {
             assert!(!looks_like_a_file(text), "{text}");
         }
     }

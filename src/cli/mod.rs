@@ -141,7 +141,8 @@ fn meant(typed: &str) -> Option<String> {
 
 /// The first of the `names` from which `typed` differs by one letter; none where it is one of them.
 fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
-    names.iter().find(|name| strsim::osa_distance(name, typed) == 1).copied()
+    let is_near = |name: &&&str| strsim::osa_distance(name, typed) == 1;
+    if names.contains(&typed) { None } else { names.iter().find(is_near).copied() }
 }
 
 /// The command that was typed, after a space; nothing where it is the export that needs none.
@@ -283,7 +284,7 @@ fn open_checkpoint(path: &Path, config: Option<&Path>) -> Result<Checkpoint, Fai
 /// Names keys of a configuration that nothing reads where one is absent that is spelt almost so.
 fn note_of_keys(config: &Config) {
     for (key, meant) in config.misspelt() {
-        note(&format!("{}: nothing reads \"{key}\"; \"{meant}\" is absent, and has its default", config.origin()));
+        note(&format!("{}: nothing reads \"{key}\"; did you mean \"{meant}\"?", config.origin()));
     }
 }
 
@@ -315,7 +316,8 @@ fn note(text: &str) {
 
 /// The text without ends of lines, which names of files may have.
 fn one_line(text: &str) -> String {
-    text.split(['\n', '\r']).map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    const ENDS: [char; 7] = ['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
+    text.split(ENDS).map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// Writes to stderr.

@@ -51,7 +51,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = DETAILS)]
 pub(super) struct PrepareArguments {
-    /// Model file of an export
+    /// Model file of an export, or a folder with one graph
     model: PathBuf,
     /// Model file to write
     #[arg(short, long, value_name = "FILE", value_parser = written())]

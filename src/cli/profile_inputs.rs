@@ -138,6 +138,24 @@ fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> 
     Ok(lines)
 }
 
+/// What makes token ids of the text in `path`.
+fn of_text<'a>(
+    arguments: &ProfileArguments,
+    profiler: &Profiler,
+    path: &Path,
+    vocabulary: Option<&'a Vocabulary>,
+) -> Result<&'a Vocabulary, Failure> {
+    let refused = |what: &str, help: &str| {
+        let message = format!("{} is text, and {} {what}", path.display(), arguments.model.display());
+        Failure::usage(message, Some(help))
+    };
+    if profiler.inputs().iter().any(|input| input.name == "encoder_attention_mask") {
+        return Err(refused("is half a model", "profile the folder, whose encoder reads the text"));
+    }
+    let help = "give token ids with --format ids, named tensors in a .safetensors file, or a translation folder";
+    vocabulary.ok_or_else(|| refused("holds no vocabulary", help))
+}
+
 /// Lines of text as the model reads them; targets that are not given are translated greedily, where there is a decoder.
 fn text_lines(
     arguments: &ProfileArguments,
@@ -145,11 +163,7 @@ fn text_lines(
     (path, text): (&Path, &str),
     vocabulary: Option<&Vocabulary>,
 ) -> Result<Vec<Line>, Failure> {
-    let Some(Vocabulary { config, tokenizer }) = vocabulary else {
-        let message = format!("{} is text, and {} holds no vocabulary", path.display(), arguments.model.display());
-        let help = "give token ids with --format ids, named tensors in a .safetensors file, or a translation folder";
-        return Err(Failure::usage(message, Some(help)));
-    };
+    let Vocabulary { config, tokenizer } = of_text(arguments, profiler, path, vocabulary)?;
     let (mut lines, mut open, mut tokens) = (Vec::new(), Vec::new(), vec![(0, 0); text.lines().count()]);
     // Those without a target, each at its place in the file, as errors count them.
     let mut sources = vec![""; text.lines().count()];
@@ -168,6 +182,11 @@ fn text_lines(
             return Err(Failure::too_long(message, "split the line"));
         }
         if !profiler.is_encoder_decoder() {
+            if target.is_some() {
+                let model = arguments.model.display();
+                let message = format!("{}, line {number}: a target, and {model} reads sources alone", path.display());
+                return Err(Failure::malformed(message, Some("keep the sources: cut -f1 FILE, or profile the folder")));
+            }
             lines.push((ids, Vec::new()));
             continue;
         }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use moa_graphs::Precision;
+use serde::Serialize;
 use serde_json::Value;
 
 use super::{
@@ -88,19 +89,52 @@ pub(super) fn verify(
     let receipt = receipt
         .and_then(|receipt| receipt.map_err(|failure| note(&format!("there is no receipt: {}", failure.message))).ok());
     let unused = must_have_run(&result, &options.required);
-    let found = || json(&result, unused.is_some(), receipt.as_ref());
+    let verdict = Verdict::of(&result, unused.is_some());
+    let found = || json(&result, verdict, receipt.as_ref());
     let printed = print_result(&match (&arguments.json, &report_file) {
         (Some(_), None) => with_export(exported, found()),
-        _ => text(arguments, &result),
+        _ => text(arguments, &result, verdict),
     });
-    let page = page.map(|page| page.fill(verify_report::page(arguments, &result, receipt.as_ref()).to_html()));
+    let page = page.map(|page| page.fill(verify_report::page(arguments, &result, verdict, receipt.as_ref()).to_html()));
     let file = report_file.map(|file| file.fill(document(Kind::Verify, found())));
     let written = commit_all([page, file], ending);
     printed.and(written)?;
     match unused {
-        _ if result.differs() => Ok(ExitCode::FAILURE),
+        _ if verdict == Verdict::Differs => Ok(ExitCode::FAILURE),
         Some(failure) => Err(failure),
         None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// What a verification comes to, wherever it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Verdict {
+    /// What was compared agrees.
+    Verified,
+    /// Something differs.
+    Differs,
+    /// Nothing differs, and what had to be compared was not.
+    Incomplete,
+}
+
+impl Verdict {
+    fn of(result: &Verification, is_incomplete: bool) -> Self {
+        match () {
+            () if result.differs() => Self::Differs,
+            () if is_incomplete => Self::Incomplete,
+            () => Self::Verified,
+        }
+    }
+
+    /// For people.
+    pub(super) fn text(self, result: &Verification) -> String {
+        match self {
+            Self::Verified => verified(result),
+            Self::Differs => "NOT verified".into(),
+            Self::Incomplete if result.passed() => format!("INCOMPLETE: {}", verified(result)),
+            Self::Incomplete => "NOT verified: no backend was used".into(),
+        }
     }
 }
 
@@ -138,17 +172,12 @@ fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
     }
 }
 
-fn json(result: &Verification, is_incomplete: bool, receipt: Option<&Receipt>) -> Value {
+fn json(result: &Verification, verdict: Verdict, receipt: Option<&Receipt>) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or_default();
-    let verdict = match () {
-        () if result.differs() => "differs",
-        () if is_incomplete => "incomplete",
-        () => "verified",
-    };
     if let Some(object) = value.as_object_mut() {
         object.insert("receipt".into(), serde_json::to_value(receipt).unwrap_or_default());
-        object.insert("verdict".into(), verdict.into());
-        object.insert("passed".into(), (verdict == "verified").into());
+        object.insert("verdict".into(), serde_json::to_value(verdict).unwrap_or_default());
+        object.insert("passed".into(), (verdict == Verdict::Verified).into());
         object.insert("not_compared".into(), result.not_compared().into());
         object.insert("graph_changed".into(), result.graph_changed().into());
     }
@@ -166,7 +195,7 @@ fn with_export(exported: Option<Value>, verification: Value) -> String {
     }
 }
 
-fn text(arguments: &VerifyArguments, result: &Verification) -> String {
+fn text(arguments: &VerifyArguments, result: &Verification, verdict: Verdict) -> String {
     let mut text = format!(
         "{} compared with {} ({}, {} form, {})\n",
         arguments.model.display(),
@@ -195,15 +224,12 @@ fn text(arguments: &VerifyArguments, result: &Verification) -> String {
             text.push_str(&details(&report.backend, graph));
         }
     }
-    match result.passed() {
-        true => text.push_str(&format!("\n{}\n", verified(result))),
-        false => text.push_str("\nNOT verified\n"),
-    }
+    text.push_str(&format!("\n{}\n", verdict.text(result)));
     text
 }
 
 /// What is verified of a result that passed, and what was not compared.
-pub(super) fn verified(result: &Verification) -> String {
+fn verified(result: &Verification) -> String {
     let all = result.backends.len();
     let skipped = result.backends.iter().filter(|report| report.skipped.is_some()).count();
     let names = || result.backends.iter().map(|report| report.backend.as_str()).collect::<Vec<_>>().join(", ");

@@ -3,7 +3,7 @@
 use super::{
     args::VerifyArguments,
     receipt::{fact, file_fact, utc},
-    verify::{audit_line, details, left_out, origin, rounding_costs, skipped, tolerance, verified},
+    verify::{Verdict, audit_line, details, left_out, origin, rounding_costs, skipped, tolerance},
     verify_receipt::Receipt,
 };
 use crate::{
@@ -11,16 +11,22 @@ use crate::{
     report::{Axis, Bars, Cell, Column, Report, Section, Status, Table},
 };
 
-pub(super) fn page(arguments: &VerifyArguments, result: &Verification, receipt: Option<&Receipt>) -> Report {
+pub(super) fn page(
+    arguments: &VerifyArguments,
+    result: &Verification,
+    verdict: Verdict,
+    receipt: Option<&Receipt>,
+) -> Report {
     let subtitle = format!("{} compared with {}", arguments.model.display(), arguments.checkpoint.display());
     let mut report = Report::new("Verification", subtitle);
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
     let unread = |audit: &FileAudit| audit.nodes.as_ref().is_none_or(|nodes| nodes.difference.is_some());
-    match (result.passed(), result.audits.iter().any(unread)) {
-        (true, false) => report.verdict(Status::Good, verified(result)),
-        (true, true) => report.verdict(Status::Warning, verified(result)),
-        (false, _) => report.verdict(Status::Bad, "not verified"),
+    let status = match verdict {
+        Verdict::Verified if !result.audits.iter().any(unread) => Status::Good,
+        Verdict::Verified | Verdict::Incomplete => Status::Warning,
+        Verdict::Differs => Status::Bad,
     };
+    report.verdict(status, verdict.text(result));
     about(report.section("Export"), arguments, result);
     constants(report.section("Constants and nodes"), result);
     let section = report.section("Backends");

@@ -1,6 +1,7 @@
 //! Lines of text to lines of text.
 
 use std::{
+    f64::consts::LN_2,
     path::Path,
     sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
@@ -58,7 +59,8 @@ pub struct Hypothesis {
     pub score: f64,
     /// Log-probability of each token.
     pub log_probabilities: Vec<f64>,
-    /// [`Finish::Length`] where it was ended at the most tokens that it might have.
+    /// [`Finish::Length`] where it was ended at the most tokens that it might have, though all other tokens together
+    /// were more likely than the end.
     pub finish: Finish,
 }
 
@@ -272,7 +274,8 @@ impl Translator {
 
     fn hypothesis(&self, finished: Finished, most_tokens: usize) -> Hypothesis {
         let Finished { tokens, log_probabilities, score } = finished;
-        let finish = if tokens.len() > most_tokens { Finish::Length } else { Finish::Eos };
+        let is_likely = log_probabilities.last().is_some_and(|end| *end >= -LN_2);
+        let finish = if tokens.len() > most_tokens && !is_likely { Finish::Length } else { Finish::Eos };
         Hypothesis { text: self.tokenizer.decode(&tokens), tokens, score, log_probabilities, finish }
     }
 

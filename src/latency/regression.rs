@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::{
-    contest::{Contestant, place, point_text},
+    contest::{Contestant, place, place_of_job},
     receipt::{ModelFile, Receipt},
     result::{BenchResult, Row, Subject},
     shapes::Sizes,
@@ -14,7 +14,7 @@ use super::{
 };
 
 /// What became of every row of an older result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Regression {
     /// How much slower or faster a row may become, as a share of its time.
     pub threshold: f64,
@@ -112,8 +112,7 @@ pub(super) fn can_be_compared(
                 part == &job.part && module == &job.module && older.is_model(model, row) && row.point == *point
             };
             if !old.rows.iter().any(is_known) {
-                let module = job.module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
-                let what = format!("{model}, {}{module}, {}", job.part, point_text(point));
+                let what = format!("{model}, {}", place_of_job(job, point));
                 return Err(Incomparable::new(what, "not measured", "asked for"));
             }
         }
@@ -125,7 +124,7 @@ pub(super) fn can_be_compared(
 ///
 /// # Errors
 ///
-/// Where one is new.
+/// Where one is new, or had too few turns.
 pub(super) fn are_known(
     receipt: &Receipt,
     contestants: &[Contestant],
@@ -134,8 +133,14 @@ pub(super) fn are_known(
 ) -> Result<(), Incomparable> {
     let older = Older::of(receipt, old);
     let all = contestants.iter().flat_map(|contestant| points.iter().map(move |point| (&contestant.subject, point)));
-    all.into_iter().try_for_each(|(subject, point)| older.row(subject, point).map(|_| ()))
+    all.into_iter().try_for_each(|(subject, point)| match older.row(subject, point)?.turn_median.interval {
+        Some(_) => Ok(()),
+        None => Err(Incomparable::new(place(subject, Some(point)), FEW, "asked for")),
+    })
 }
+
+/// Said of a row without an interval.
+const FEW: &str = "too few turns for an interval";
 
 /// An older result, and which of its models stands for the only one of the new result, where each has one.
 struct Older<'a> {
@@ -174,11 +179,10 @@ impl<'a> Older<'a> {
     fn change(&self, index: usize, row: &Row, threshold: f64) -> Result<Change, Incomparable> {
         let (before, after) = (self.row(&row.subject, &row.point)?.turn_median, row.turn_median);
         let differ = |before, after| Incomparable::new(place(&row.subject, Some(&row.point)), before, after);
-        let few = "too few turns for an interval";
         match (before.interval, after.interval) {
             (Some(old), Some(new)) => Ok(Change { row: index, before, after, outcome: outcome(old, new, threshold) }),
-            (None, _) => Err(differ(few, "measured")),
-            (_, None) => Err(differ("measured", few)),
+            (None, _) => Err(differ(FEW, "measured")),
+            (_, None) => Err(differ("measured", FEW)),
         }
     }
 

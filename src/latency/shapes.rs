@@ -105,7 +105,7 @@ impl Grid {
         // Graphs without new tokens have as many tokens of a source, unless these have a size of their own.
         let sequence_is_read = is_known(SEQUENCE) || (self.source.is_empty() && is_known(SOURCE));
         let given = [
-            (BATCH, !self.batch.is_empty() && !is_known(BATCH)),
+            (BATCH, self.batch.iter().any(|rows| *rows != 1) && !is_known(BATCH)),
             (SEQUENCE, !self.sequence.is_empty() && !sequence_is_read),
             (PAST, self.past.iter().any(|past| *past > 0) && !is_known(PAST)),
             (SOURCE, !self.source.is_empty() && !is_known(SOURCE)),
@@ -277,8 +277,9 @@ mod tests {
         assert_eq!(sizes(&[8], &[9]).unused_axis(&[encoder, decoder]), None);
         assert_eq!(sizes(&[], &[9]).unused_axis(&[set(&[BATCH, SEQUENCE])]), Some(SOURCE));
         assert_eq!(sizes(&[8], &[]).unused_axis(&[set(&[BATCH])]), Some(SEQUENCE));
-        let rows = Grid { batch: vec![2], ..Grid::default() };
-        assert_eq!(rows.unused_axis(&[set(&[SEQUENCE])]), Some(BATCH));
+        let rows = |rows| Grid { batch: vec![rows], ..Grid::default() };
+        assert_eq!(rows(1).unused_axis(&[set(&[SEQUENCE])]), None);
+        assert_eq!(rows(2).unused_axis(&[set(&[SEQUENCE])]), Some(BATCH));
         let past = |past| Grid { past: vec![past], ..Grid::default() };
         assert_eq!(past(0).unused_axis(&[set(&[SEQUENCE])]), None);
         assert_eq!(past(3).unused_axis(&[set(&[SEQUENCE])]), Some(PAST));

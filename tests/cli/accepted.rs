@@ -305,8 +305,7 @@ fn a_configuration_that_is_not_read_is_noted() {
     assert!(own.code == Some(0) && !own.stderr.contains("config.json"), "{}", own.stderr);
     scene.write("config.json", "{}");
     let outcome = scene.moa("checkpoint.pt -o out");
-    let told =
-        "note: config.json is not read: checkpoint.pt holds its own configuration; --config config.json takes it\n";
+    let told = "note: config.json is not read: checkpoint.pt holds its own configuration; --config takes another\n";
     assert!(outcome.code == Some(0) && outcome.stderr.contains(told), "{}", outcome.stderr);
     assert!(scene.read("own/encoder_model.onnx") == scene.read("out/encoder_model.onnx"));
 }
@@ -324,8 +323,10 @@ fn misspelt_keys_are_noted() {
     config.insert("rope_thetta".into(), theta);
     config.insert("a_key_of_another_program".into(), json!(1));
     scene.write("ck/config.json", Value::Object(config).to_string());
-    let told = "note: ck/config.json: nothing reads \"rope_thetta\"; \"rope_theta\" is absent, and has its default\n";
-    for line in ["ck -o n.onnx", "inspect ck"] {
+    let told = "note: ck/config.json: nothing reads \"rope_thetta\"; did you mean \"rope_theta\"?\n";
+    for line in
+        ["ck -o n.onnx", "inspect ck", "inspect --config ck/config.json", "baseline --config ck/config.json -o b"]
+    {
         let outcome = scene.moa(line);
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), told), "{line}");
     }

@@ -15,11 +15,10 @@ const REFERENCE: &str = include_str!("../../docs/json.md");
 const NAMED: [&str; 3] = ["point", "opsets", "metadata"];
 
 /// Keys of what no command here comes to: GPUs, faults, other machines.
-const ELSEWHERE: [&str; 9] = [
+const ELSEWHERE: [&str; 8] = [
     "backends[].graphs[].routing.unexplained.",
     "parity[].verdict.why",
     "parity[].verdict.fault",
-    "plans",
     "rows[].device.",
     "skipped[].",
     "backends[].skipped.",
@@ -61,7 +60,7 @@ fn paths(value: &Value, path: &str, all: &mut BTreeSet<String>) {
 
 /// Keys of `documents`, each of which is described; all that is described is among them, apart from what is not to be
 /// had here.
-fn assert_described(kind: &str, documents: &[Value]) {
+pub(crate) fn assert_described(kind: &str, documents: &[Value]) {
     let mut found = BTreeSet::new();
     documents.iter().for_each(|document| paths(document, "", &mut found));
     let patterns = documented(kind);

@@ -64,9 +64,11 @@ fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
 fn an_encoder_is_profiled_by_itself() {
     let scene = translator("function");
     let all = json(&scene, "out --inputs pairs.tsv");
-    let encoder = json(&scene, "out/encoder_model.onnx --inputs pairs.tsv");
-    let of_sources = json(&scene, "out/encoder_model.onnx --inputs sources.txt");
-    assert_eq!(encoder["modules"], of_sources["modules"]);
+    let encoder = json(&scene, "out/encoder_model.onnx --inputs sources.txt");
+    let with_targets = "profile out/encoder_model.onnx --inputs pairs.tsv";
+    scene.refuses(with_targets, 3, &["pairs.tsv, line 1: a target, and out/encoder_model.onnx reads", "cut -f1"]);
+    let decoder = "profile out/decoder_model.onnx --inputs sources.txt";
+    scene.refuses(decoder, 2, &["sources.txt is text, and out/decoder_model.onnx is half", "profile the folder"]);
     let [all, encoder] = [&all, &encoder].map(|value| value["modules"].as_array().unwrap());
     let counts = |modules: &[Value]| modules.iter().map(|module| module["counts"].clone()).collect::<Vec<_>>();
     assert_eq!(counts(encoder), counts(&all[..encoder.len()]));

@@ -163,6 +163,11 @@ fn a_shard_alone_is_no_checkpoint() {
     fs::copy(scene.path("ck/model-00001-of-00002.safetensors"), scene.path(shard)).unwrap();
     let parts = ["lone: holds model-00001-of-00002.safetensors, one of several shards", "help: copy or download"];
     scene.refuses(&format!("{shard} -o m.onnx"), 5, &parts);
+    Model::layer().write(&scene.path("whole"));
+    for name in ["model-00001-of-00001.safetensors", "epoch-3-of-10.safetensors"] {
+        fs::copy(scene.path("whole/model.safetensors"), scene.path("whole").join(name)).unwrap();
+        scene.accepts(&format!("whole/{name} -o {name}.onnx"));
+    }
     scene.accepts("ck -o m.onnx");
 }
 

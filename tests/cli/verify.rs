@@ -71,7 +71,7 @@ fn the_page_of_a_failure_says_what_failed() {
     let outcome = scene.moa("verify m.onnx --checkpoint ck --backends ort --report page.html");
     assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
     let page = String::from_utf8(scene.read("page.html")).unwrap();
-    for says in ["not verified", "What failed", "v_proj.weight", "values out of tolerance"] {
+    for says in ["NOT verified", "What failed", "v_proj.weight", "values out of tolerance"] {
         assert!(page.contains(says), "{says}");
     }
 }
@@ -395,7 +395,7 @@ fn runtimes_that_are_none() {
             outcome.stderr
         );
         assert!(
-            outcome.stdout.contains("skipped: ") && outcome.stdout.contains("\nverified on "),
+            outcome.stdout.contains("skipped: ") && outcome.stdout.contains("\nINCOMPLETE: verified on "),
             "{}",
             outcome.stdout
         );
@@ -442,7 +442,7 @@ fn a_verification_on_no_backend_is_none() {
     command.env("MOA_ORT_LIBRARY", "nowhere.so").env("MOA_TENSORRT_LIBRARY", "nowhere.so");
     let outcome = Outcome::of(command);
     outcome.assert_failed(line, 6, &["backend ort was not used", "MOA_ORT_LIBRARY=nowhere.so"]);
-    assert!(outcome.stdout.ends_with("\nNOT verified\n"), "{}", outcome.stdout);
+    assert!(outcome.stdout.ends_with("\nNOT verified: no backend was used\n"), "{}", outcome.stdout);
 }
 
 /// A library that cannot be loaded was named by the user: that is no failed verification.

@@ -73,9 +73,16 @@ fn where_constants_that_differ_come_from_is_told() {
 #[test]
 fn a_verification_without_a_named_library_is_incomplete() {
     let scene = exported("");
-    let mut command = scene.command("verify m.onnx --checkpoint ck --json -");
-    command.env("MOA_ORT_LIBRARY", "/nowhere/a.so");
-    let outcome = Outcome::of(command);
+    let verify = |options: &str| {
+        let mut command = scene.command(&format!("verify m.onnx --checkpoint ck {options}"));
+        command.env("MOA_ORT_LIBRARY", "/nowhere/a.so");
+        Outcome::of(command)
+    };
+    let printed = verify("--report page.html");
+    let told = "INCOMPLETE: verified on 2 of 4 backends, 2 skipped";
+    assert!(printed.code == Some(6) && printed.stdout.ends_with(&format!("\n{told}\n")), "{}", printed.stdout);
+    assert!(String::from_utf8(scene.read("page.html")).unwrap().contains(told));
+    let outcome = verify("--json -");
     let value = json(&outcome.stdout);
     assert_eq!((outcome.code, &value["passed"], &value["verdict"]), (Some(6), &false.into(), &"incomplete".into()));
     let [library, bodies] = [0, 1].map(|place| &value["backends"][place]);

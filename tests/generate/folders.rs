@@ -202,7 +202,7 @@ fn broken_folders_are_refused_by_name() {
         refused(|out| fs::copy(out.join("encoder_model.onnx"), out.join("decoder_model.onnx")).map(drop).unwrap());
     assert!(error.to_string().ends_with("there is no input `past_key_values.0.decoder.key`: no decoder with caches"));
     let error = refused(|out| fs::write(out.join("decoder_model.onnx"), "no model").unwrap()).to_string();
-    assert!(error.contains("not an ONNX model"), "{error}");
+    assert!(error.contains("a text, expected an ONNX model"), "{error}");
     let error = refused(|out| fs::copy(data("mlm/dict.txt"), out.join("dict.txt")).map(drop).unwrap()).to_string();
     let expected = "dict.txt: 66 symbols with the four special ones; the model chooses from 120";
     assert!(error.ends_with(expected), "{error}");

@@ -89,8 +89,8 @@ impl Config {
         let asked = self.asked();
         let is_absent = |key: &&String| !self.keys.contains_key(key.as_str());
         let meant = |key: &String| {
-            let mut absent = asked.keys.iter().filter(is_absent);
-            absent.find(|absent| is_almost(key, absent)).map(|meant| (key.clone(), meant.clone()))
+            let absent = asked.keys.iter().filter(is_absent).filter(|absent| is_almost(key, absent));
+            absent.min_by_key(|absent| strsim::osa_distance(key, absent)).map(|meant| (key.clone(), meant.clone()))
         };
         self.keys.keys().filter(|key| !asked.keys.contains(key.as_str())).filter_map(meant).collect()
     }

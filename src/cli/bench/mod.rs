@@ -98,7 +98,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     drop(progress);
     let result = result.map_err(|error| failure(error, arguments))?;
     let changes = old.as_ref().map(|old| compared(arguments, &result, old)).transpose();
-    outputs.write(arguments, &result, changes.as_ref().ok().and_then(Option::as_ref), &ending)?;
+    outputs.write(arguments, &result, changes.as_ref().map(Option::as_ref), &ending)?;
     Ok(if changes?.is_some_and(|changes| changes.is_slower()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -282,7 +282,15 @@ fn read_result(path: &Path) -> Result<BenchResult, Failure> {
 struct Compared<'a> {
     #[serde(flatten)]
     result: &'a BenchResult,
-    comparison: Option<&'a Regression>,
+    comparison: Option<&'a Comparison>,
+}
+
+/// What became of an older result, or why that is not known.
+#[derive(Serialize)]
+struct Comparison {
+    why_not: Option<String>,
+    #[serde(flatten)]
+    regression: Regression,
 }
 
 /// Files to write, known to be free before anything is timed.
@@ -303,10 +311,18 @@ impl Outputs {
         self,
         arguments: &BenchArguments,
         result: &BenchResult,
-        changes: Option<&Regression>,
+        changes: Result<Option<&Regression>, &Failure>,
         ending: &Ending,
     ) -> Result<(), Failure> {
-        let json = || document(Kind::Bench, Compared { result, comparison: changes });
+        let comparison = match changes {
+            Ok(regression) => regression.map(|regression| Comparison { why_not: None, regression: regression.clone() }),
+            Err(failure) => Some(Comparison {
+                why_not: Some(failure.message.clone()),
+                regression: Regression { threshold: arguments.threshold / 100.0, ..Regression::default() },
+            }),
+        };
+        let changes = changes.unwrap_or_default();
+        let json = || document(Kind::Bench, Compared { result, comparison: comparison.as_ref() });
         let printed = Self::print(arguments, result, changes, &json);
         let json = self.json.map(|file| file.fill(json()));
         let csv = self.csv.map(|file| file.fill(csv::csv(result)));

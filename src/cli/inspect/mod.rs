@@ -159,6 +159,7 @@ fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArgument
     let config = with_vocabulary(config, arguments.vocab)?;
     let tensors = SyntheticTensors::shapes(config.origin());
     let model = families::import(&config, &tensors, ImportOptions::default())?;
+    note_of_keys(&config);
     let count = |lengths| inspect(config.model_type(), &model, lengths);
     lengths_count(arguments, |lengths| count(lengths).total)?;
     Ok(Inspection { weights: Vec::new(), ..count(lengths) })

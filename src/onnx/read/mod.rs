@@ -140,8 +140,10 @@ pub fn read_model(path: &Path) -> Result<OnnxFile, ReadError> {
 /// What the bytes are of, where they are no ONNX model and that is known.
 fn other_format(bytes: &[u8]) -> Option<Fault> {
     let prefix = &bytes[..bytes.len().min(file_kind::PREFIX)];
-    let known = file_kind::recognise(prefix);
-    let kind = known.or_else(|| file_kind::is_safetensors(prefix).then_some("a safetensors file"))?;
+    let is_torch = file_kind::is_zip(prefix) && file_kind::names_pickle(prefix);
+    let known = is_torch.then_some("a PyTorch file").or_else(|| file_kind::recognise(prefix));
+    let known = known.or_else(|| file_kind::is_safetensors(prefix).then_some("a safetensors file"));
+    let kind = known.or_else(|| file_kind::is_text(prefix).then_some(file_kind::TEXT))?;
     let fault = Fault::malformed(format!("{kind}, expected an ONNX model (.onnx)"));
     match kind {
         file_kind::ONNX => None,
