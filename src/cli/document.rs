@@ -26,7 +26,7 @@ pub(super) enum Kind {
 }
 
 /// What every document begins with, and what it is about.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 struct Document<T> {
     kind: Kind,
     format: u32,

@@ -9,6 +9,9 @@ use crate::{
 
 const HEADER: [&str; 5] = ["compared with the older result", "then", "now", "change", "verdict"];
 
+/// Heading of a page.
+pub(super) const HEADING: &str = "Beside the older result";
+
 /// For a terminal.
 pub(super) fn text(result: &BenchResult, changes: &Regression) -> String {
     let row = |change: &Change| cells(result, change).into_iter().chain([word(change.outcome).to_owned()]).collect();
@@ -19,7 +22,7 @@ pub(super) fn text(result: &BenchResult, changes: &Regression) -> String {
 
 /// For a page.
 pub(super) fn section(report: &mut Report, result: &BenchResult, changes: &Regression) {
-    let section = report.section("Beside the older result");
+    let section = report.section(HEADING);
     let [who, then, now, change, outcome] = HEADER;
     let mut table = Table::new([
         Column::text(who),

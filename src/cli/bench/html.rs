@@ -23,7 +23,8 @@ const DRAWN: u64 = 2000;
 /// Distributions that are drawn of one part, at most: those of its largest points.
 const DISTRIBUTIONS: usize = 6;
 
-pub(super) fn html(result: &BenchResult, changes: Option<&Regression>) -> String {
+/// The page; of an older result, what became of it, or why that is not known.
+pub(super) fn html(result: &BenchResult, changes: Result<Option<&Regression>, &str>) -> String {
     let receipt = &result.receipt;
     let models: BTreeSet<&str> = receipt.files.iter().map(|file| file.model.as_str()).collect();
     let cpu = receipt.machine.cpu.as_deref().unwrap_or("an unknown processor");
@@ -31,7 +32,7 @@ pub(super) fn html(result: &BenchResult, changes: Option<&Regression>) -> String
     let subtitle =
         format!("{names}: {} threads on {cpu}, routing {}", receipt.threads.onnx_runtime, receipt.options.routing);
     let mut report = Report::new("Latency", subtitle);
-    verdict(&mut report, result, changes);
+    verdict(&mut report, result, changes.ok().flatten());
     let section = report.section("What was timed");
     section.paragraph(
         "The runtime's own call, inputs bound before it. Contestants of a point take turns in one process; the time \
@@ -44,8 +45,10 @@ pub(super) fn html(result: &BenchResult, changes: Option<&Regression>) -> String
         section.facts(short.names().to_vec());
     }
     let result = &short.result;
-    if let Some(changes) = changes {
-        changes::section(&mut report, result, changes);
+    match changes {
+        Ok(Some(changes)) => changes::section(&mut report, result, changes),
+        Ok(None) => {}
+        Err(why_not) => drop(report.section(changes::HEADING).paragraph(why_not)),
     }
     for part in parts(result) {
         curves(&mut report, result, &part);

@@ -321,12 +321,13 @@ impl Outputs {
                 regression: Regression { threshold: arguments.threshold / 100.0, ..Regression::default() },
             }),
         };
+        let on_page = changes.map_err(|failure| failure.message.as_str());
         let changes = changes.unwrap_or_default();
         let json = || document(Kind::Bench, Compared { result, comparison: comparison.as_ref() });
         let printed = Self::print(arguments, result, changes, &json);
         let json = self.json.map(|file| file.fill(json()));
         let csv = self.csv.map(|file| file.fill(csv::csv(result)));
-        let report = self.report.map(|file| file.fill(html::html(result, changes)));
+        let report = self.report.map(|file| file.fill(html::html(result, on_page)));
         let written = commit_all([json, csv, report], ending);
         printed.and(written)
     }

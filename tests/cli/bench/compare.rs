@@ -94,6 +94,23 @@ fn what_was_measured_otherwise_is_not_compared() {
     measured.refused("same.json", 2, &["routing: data then, single now"], "--routing single");
 }
 
+/// Fewer turns than an interval needs: the result is written, and says that it was not compared.
+#[test]
+fn a_comparison_that_fails_is_told_with_the_result() {
+    let measured = Measured::new();
+    measured.write("old.json", &|_| ());
+    let line = measured.line.replace("--samples 12", "--samples 3");
+    let outcome = measured.scene.moa(&format!("{line} --compare old.json --report page.html --json -"));
+    outcome.assert_failed(&line, 2, &["old.json measured something else", "too few turns for an interval now"]);
+    let comparison = &json(&outcome.stdout)["comparison"];
+    let why_not = comparison["why_not"].as_str().unwrap();
+    assert!(why_not.contains("too few turns") && list(comparison, "rows").is_empty(), "{comparison}");
+    let page = String::from_utf8(measured.scene.read("page.html")).unwrap();
+    assert!(page.contains("Beside the older result") && page.contains("too few turns"), "{page}");
+    measured.write("few.json", &|old| old["rows"][1]["turn_median_ns"]["interval"] = Value::Null);
+    measured.refused("few.json", 2, &["too few turns for an interval then, asked for now"], "");
+}
+
 #[test]
 fn what_is_no_result_is_told_what_it_is() {
     let measured = Measured::new();
