@@ -133,11 +133,10 @@ fn of_gpu(gpu: &Gpu, dtypes: &[Dtype]) -> String {
 fn json(gpus: &[Gpu], dtypes: &[Dtype]) -> serde_json::Value {
     let one = |gpu: &Gpu, release: &Release, dtype: Dtype| {
         let found = fit(gpu, release, dtype);
-        let (first, last) = release.name.split_once(" to ").unwrap_or((release.name, release.name));
         serde_json::json!({
             "gpu": gpu.name,
             "compute_capability": gpu.capability.to_string(),
-            "tensorrt": [first, last],
+            "tensorrt": release.range(),
             "dtype": dtype.name(),
             "fits": found.is_ok(),
             "cuda": found.ok().map(|fit| [fit.cuda.0.to_string(), fit.cuda.1.to_string()]),

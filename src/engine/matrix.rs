@@ -164,6 +164,13 @@ pub struct Release {
     pub strongly_typed_only: bool,
 }
 
+impl Release {
+    /// The first and the last of the releases that its name holds, as NVIDIA numbers them.
+    pub fn range(&self) -> [&'static str; 2] {
+        self.name.split_once(" to ").map_or([self.name; 2], |(first, last)| [first, last])
+    }
+}
+
 const OLDER: Release = Release {
     name: "8.6",
     first: ReleaseNumber(8, 6, 0),

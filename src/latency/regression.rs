@@ -107,11 +107,7 @@ pub(super) fn can_be_compared(
         for (member, point) in job.members.iter().flat_map(|member| job.points.iter().map(move |point| (member, point)))
         {
             let model = &models[member.model].label;
-            let is_known = |row: &Row| {
-                let Subject { part, module, .. } = &row.subject;
-                part == &job.part && module == &job.module && older.is_model(model, row) && row.point == *point
-            };
-            if !old.rows.iter().any(is_known) {
+            if older.rows_at(model, (&job.part, job.module.as_deref()), point).next().is_none() {
                 let what = format!("{model}, {}", place_of_job(job, point));
                 return Err(Incomparable::new(what, "not measured", "asked for"));
             }
@@ -162,17 +158,23 @@ impl<'a> Older<'a> {
         self.renamed.filter(|(now, _)| *now == model).map_or(model, |(_, then)| then)
     }
 
-    fn is_model(&self, model: &str, row: &Row) -> bool {
-        row.subject.model == self.name(model)
+    /// Rows of what is `model` now, of whatever backend.
+    fn rows_at<'b>(
+        &'b self,
+        model: &'b str,
+        place: (&'b str, Option<&'b str>),
+        point: &'b Sizes,
+    ) -> impl Iterator<Item = &'b Row> {
+        let then = self.name(model);
+        self.result.rows.iter().filter(move |row| {
+            let Subject { model, part, module, .. } = &row.subject;
+            model == then && (part.as_str(), module.as_deref()) == place && row.point == *point
+        })
     }
 
-    fn row(&self, subject: &Subject, point: &Sizes) -> Result<&Row, Incomparable> {
-        let is_same = |row: &&Row| {
-            let Subject { backend, part, module, .. } = &row.subject;
-            let place = (&subject.backend, &subject.part, &subject.module);
-            self.is_model(&subject.model, row) && (backend, part, module) == place && row.point == *point
-        };
-        let found = self.result.rows.iter().find(is_same);
+    fn row<'b>(&'b self, subject: &'b Subject, point: &'b Sizes) -> Result<&'b Row, Incomparable> {
+        let Subject { model, backend, part, module } = subject;
+        let found = self.rows_at(model, (part, module.as_deref()), point).find(|row| row.subject.backend == *backend);
         found.ok_or_else(|| Incomparable::new(place(subject, Some(point)), "not measured", "measured"))
     }
 
