@@ -9,7 +9,7 @@ use std::arch::x86_64::_mm512_set1_epi32;
 
 use half::bf16;
 
-use super::amx_steps::{accumulators, block, left, pairs, products, right};
+use super::amx_steps::{accumulators, block, left, pairs, products, rest, right};
 use super::strip_softmax::StripSoftmax;
 use super::tiles::{PARTS, STEP, SUM_STRIDE, TILE, parts_len};
 use super::{amx_softmax, amx_split, element};
@@ -34,16 +34,11 @@ block!(
     |raw| [],
     left!(2, "4096"),
     right!("0"),
-    products!(2),
-    left!(2, "2048"),
-    products!(2),
-    right!("2048"),
-    products!(2),
-    left!(2, "0"),
-    products!(2),
-    right!("4096"),
-    products!(2),
-    right!("0"),
+    products!(2, then left "2048"),
+    products!(2, then right "2048"),
+    products!(2, then left "0"),
+    products!(2, then right "4096"),
+    products!(2, then right "0"),
     products!(2)
 );
 block!(
@@ -53,16 +48,11 @@ block!(
     |raw| [],
     left!(1, "4096"),
     right!("0"),
-    products!(1),
-    left!(1, "2048"),
-    products!(1),
-    right!("2048"),
-    products!(1),
-    left!(1, "0"),
-    products!(1),
-    right!("4096"),
-    products!(1),
-    right!("0"),
+    products!(1, then left "2048"),
+    products!(1, then right "2048"),
+    products!(1, then left "0"),
+    products!(1, then right "4096"),
+    products!(1, then right "0"),
     products!(1)
 );
 block!(
@@ -72,14 +62,10 @@ block!(
     |raw| [],
     left!(2, "4096"),
     right!("0"),
-    products!(2),
-    left!(2, "2048"),
-    products!(2),
-    right!("2048"),
-    products!(2),
-    left!(2, "0"),
-    products!(2),
-    right!("0"),
+    products!(2, then left "2048"),
+    products!(2, then right "2048"),
+    products!(2, then left "0"),
+    products!(2, then right "0"),
     products!(2)
 );
 block!(
@@ -89,14 +75,10 @@ block!(
     |raw| [],
     left!(1, "4096"),
     right!("0"),
-    products!(1),
-    left!(1, "2048"),
-    products!(1),
-    right!("2048"),
-    products!(1),
-    left!(1, "0"),
-    products!(1),
-    right!("0"),
+    products!(1, then left "2048"),
+    products!(1, then right "2048"),
+    products!(1, then left "0"),
+    products!(1, then right "0"),
     products!(1)
 );
 
@@ -141,17 +123,17 @@ pub(super) unsafe fn beside_softmax(raw: &Raw, softmax: &mut StripSoftmax, score
         );
         for step in 0..steps {
             let (left, right) = (left.add(step * STEP_LEN), right.add(step * STEP_LEN));
-            on_tiles!(left, right, left!(2, "4096"), right!("0"), products!(2));
+            on_tiles!(left, right, left!(2, "4096"), right!("0"), products!(2, then left "2048"));
             go_on();
-            on_tiles!(left, right, left!(2, "2048"), products!(2), "/* {right} */");
+            on_tiles!(left, right, products!(2, then right "2048"), "/* {left} */");
             go_on();
-            on_tiles!(left, right, right!("2048"), products!(2), "/* {left} */");
+            on_tiles!(left, right, products!(2, then left "0"), "/* {right} */");
             go_on();
-            on_tiles!(left, right, left!(2, "0"), products!(2), "/* {right} */");
+            on_tiles!(left, right, products!(2, then right "4096"), "/* {left} */");
             go_on();
-            on_tiles!(left, right, right!("4096"), products!(2), "/* {left} */");
+            on_tiles!(left, right, products!(2, then right "0"), "/* {left} */");
             go_on();
-            on_tiles!(left, right, right!("0"), products!(2), "/* {left} */");
+            on_tiles!(left, right, products!(2), "/* {left} {right} {line} */");
             go_on();
         }
         let (stride, lower) = (SUM_STRIDE * size_of::<f32>(), sums.add(TILE * SUM_STRIDE));
@@ -162,7 +144,7 @@ pub(super) unsafe fn beside_softmax(raw: &Raw, softmax: &mut StripSoftmax, score
 /// Elements of the parts of a step.
 const STEP_LEN: usize = parts_len(PARTS, STEP);
 
-/// Fetches 8 lines at this place [`PAIRS_AHEAD`] later.
+/// Fetches lines at these places [`PAIRS_AHEAD`] later.
 macro_rules! fetch {
     ($($place:literal),+) => {
         concat!($("prefetcht1 [{right} + {ahead} + ", $place, "]\n"),+)
@@ -182,13 +164,11 @@ macro_rules! block_of_pairs {
             |raw| [row = in(reg) 128usize, ahead = const PAIRS_AHEAD,],
             left!($tiles, "4096"),
             pairs!(),
-            products!($tiles),
+            products!($tiles, then left "2048"),
             fetch!("0", "64", "128", "192", "256", "320", "384", "448"),
             fetch!("512", "576", "640", "704", "768", "832", "896", "960"),
-            left!($tiles, "2048"),
-            products!($tiles),
+            products!($tiles, then left "0"),
             fetch!("1024", "1088", "1152", "1216", "1280", "1344", "1408", "1472"),
-            left!($tiles, "0"),
             products!($tiles),
             fetch!("1536", "1600", "1664", "1728", "1792", "1856", "1920", "1984")
         );
@@ -198,11 +178,13 @@ macro_rules! block_of_pairs {
 block_of_pairs!(pairs, 2);
 block_of_pairs!(pairs_low, 1);
 
-/// Splits pairs of vectors, as `amx_split` does, and fetches those at the same place [`amx_split::AHEAD`] later; `$to`
-/// is the place of the first part.
+/// Splits half a pair of rows, as `amx_split` does, and fetches what stands at the same place [`amx_split::AHEAD`] later.
 macro_rules! split {
-    ($($from:literal to $to:literal),+) => {
-        concat!($(
+    ($($pair:literal $half:ident),+) => {
+        concat!($(split!(@from from!($pair $half), to!($pair $half))),+)
+    };
+    (@from $from:expr, $to:expr) => {
+        concat!(
             "prefetcht1 [{from} + {ahead} + ", $from, "]\n prefetcht1 [{from} + {ahead} + ", $from, " + 128]\n",
             "vmovups zmm0, [{from} + ", $from, "]\n vmovups zmm1, [{from} + ", $from, " + 128]\n",
             "vpaddd zmm2, zmm0, {half}\n vpaddd zmm3, zmm1, {half}\n",
@@ -213,7 +195,27 @@ macro_rules! split {
             "vsubps zmm4, zmm0, zmm4\n vsubps zmm5, zmm1, zmm5\n",
             "vpermt2w zmm0, {order}, zmm1\n vmovdqu64 [{to} + ", $to, " + 2048], zmm0\n",
             "vpermt2w zmm4, {order}, zmm5\n vmovdqu64 [{to} + ", $to, " + 4096], zmm4\n"
-        ),+)
+        )
+    };
+}
+
+/// Where half a pair of rows of a panel stands.
+macro_rules! from {
+    ($pair:literal first) => {
+        concat!("256 * ", $pair)
+    };
+    ($pair:literal second) => {
+        concat!("256 * ", $pair, " + 64")
+    };
+}
+
+/// Where the first part of half a pair of rows goes.
+macro_rules! to {
+    ($pair:literal first) => {
+        concat!("64 * ", $pair)
+    };
+    ($pair:literal second) => {
+        concat!("64 * ", $pair, " + 1024")
     };
 }
 
@@ -230,7 +232,8 @@ macro_rules! advance {
 /// Defines the product of a strip of one or two tiles of rows and a panel of three parts, while pairs of rows of what
 /// comes later are split.
 macro_rules! block_and_split {
-    ($name:ident, $tiles:tt, $next:tt, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {
+    ($name:ident, $tiles:tt, $next:tt,
+     [$($a:expr),+], [$($b:expr),+], [$($c:expr),+], [$($d:expr),+], [$($e:expr),+], [$($f:expr),+]) => {
         /// A strip times a panel, and a job.
         ///
         /// # Safety
@@ -251,12 +254,14 @@ macro_rules! block_and_split {
                     "3:",
                     accumulators!(load $tiles),
                     "2:",
-                    left!($tiles, "4096"), right!("0"), products!($tiles), $a,
-                    left!($tiles, "2048"), products!($tiles), $b,
-                    right!("2048"), products!($tiles), $c,
-                    left!($tiles, "0"), products!($tiles), $d,
-                    right!("4096"), products!($tiles), $e,
-                    right!("0"), products!($tiles), $f,
+                    left!($tiles, "4096"),
+                    right!("0"),
+                    products!($tiles, then left "2048", beside $($a),+),
+                    products!($tiles, then right "2048", beside $($b),+),
+                    products!($tiles, then left "0", beside $($c),+),
+                    products!($tiles, then right "4096", beside $($d),+),
+                    products!($tiles, then right "0", beside $($e),+),
+                    products!($tiles, beside $($f),+),
                     advance!($next),
                     "add {left}, 6144\n add {from}, 4096\n dec {steps}\n jnz 2b",
                     accumulators!(store $tiles),
@@ -288,41 +293,51 @@ block_and_split!(
     split_quarter,
     2,
     panel,
-    split!("0" to "0"),
-    split!("64" to "1024"),
-    split!("256" to "64"),
-    split!("320" to "1088", "512" to "128"),
-    split!("576" to "1152"),
-    split!("768" to "192", "832" to "1216")
+    [split!(0 first), rest!(), rest!(), split!(0 second)],
+    [rest!(), rest!(), split!(1 first), rest!()],
+    [rest!(), split!(1 second), rest!(), rest!()],
+    [split!(2 first), rest!(), rest!(), split!(2 second)],
+    [rest!(), rest!(), split!(3 first), rest!()],
+    [rest!(), split!(3 second), rest!(), rest!()]
 );
 block_and_split!(
     split_half,
     2,
     panel,
-    split!("0" to "0", "64" to "1024", "256" to "64"),
-    split!("320" to "1088", "512" to "128", "576" to "1152"),
-    split!("768" to "192", "832" to "1216", "1024" to "256"),
-    split!("1088" to "1280", "1280" to "320", "1344" to "1344"),
-    split!("1536" to "384", "1600" to "1408"),
-    split!("1792" to "448", "1856" to "1472")
+    [split!(0 first), split!(0 second), rest!(), split!(1 first)],
+    [split!(1 second), rest!(), split!(2 first), split!(2 second)],
+    [rest!(), split!(3 first), split!(3 second), rest!()],
+    [split!(4 first), split!(4 second), rest!(), split!(5 first)],
+    [split!(5 second), rest!(), split!(6 first), split!(6 second)],
+    [rest!(), split!(7 first), split!(7 second), rest!()]
 );
 /// [`block_and_split`] of all pairs of a step.
 macro_rules! block_and_split_step {
-    ($name:ident, $tiles:tt, $next:tt) => {
+    ($name:ident, $next:tt) => {
         block_and_split!(
             $name,
-            $tiles,
+            2,
             $next,
-            split!("0" to "0", "64" to "1024", "256" to "64", "320" to "1088", "512" to "128", "576" to "1152"),
-            split!("768" to "192", "832" to "1216", "1024" to "256", "1088" to "1280", "1280" to "320", "1344" to "1344"),
-            split!("1536" to "384", "1600" to "1408", "1792" to "448", "1856" to "1472", "2048" to "512", "2112" to "1536"),
-            split!("2304" to "576", "2368" to "1600", "2560" to "640", "2624" to "1664", "2816" to "704", "2880" to "1728"),
-            split!("3072" to "768", "3136" to "1792", "3328" to "832", "3392" to "1856"),
-            split!("3584" to "896", "3648" to "1920", "3840" to "960", "3904" to "1984")
+            [split!(0 first), split!(0 second), split!(1 first, 1 second), split!(2 first)],
+            [split!(2 second), split!(3 first, 3 second), split!(4 first), split!(4 second)],
+            [split!(5 first, 5 second), split!(6 first), split!(6 second), split!(7 first, 7 second)],
+            [split!(8 first), split!(8 second), split!(9 first, 9 second), split!(10 first)],
+            [split!(10 second), split!(11 first, 11 second), split!(12 first), split!(12 second)],
+            [split!(13 first, 13 second), split!(14 first), split!(14 second), split!(15 first, 15 second)]
         );
     };
 }
 
-block_and_split_step!(split_all, 2, panel);
-block_and_split_step!(stream, 2, slots);
-block_and_split_step!(stream_low, 1, slots);
+block_and_split_step!(split_all, panel);
+block_and_split_step!(stream, slots);
+block_and_split!(
+    stream_low,
+    1,
+    slots,
+    [split!(0 first, 0 second), split!(1 first, 1 second, 2 first)],
+    [split!(2 second, 3 first, 3 second), split!(4 first, 4 second)],
+    [split!(5 first, 5 second, 6 first), split!(6 second, 7 first, 7 second)],
+    [split!(8 first, 8 second), split!(9 first, 9 second, 10 first)],
+    [split!(10 second, 11 first, 11 second), split!(12 first, 12 second)],
+    [split!(13 first, 13 second, 14 first), split!(14 second, 15 first, 15 second)]
+);

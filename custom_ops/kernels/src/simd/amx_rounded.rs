@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::amx_blocks::Raw;
 use super::amx_softmax;
-use super::amx_steps::{accumulators, block, left, pairs, products, right};
+use super::amx_steps::{accumulators, block, left, pairs, products, rest, right};
 use super::strip_softmax::StripSoftmax;
 use super::tiles::{FETCHED, STEP, SUM_STRIDE, TILE, parts_len};
 
@@ -20,15 +20,23 @@ block!(
     ["2048", "2048"],
     |raw| [row = in(reg) 128usize, ahead = inout(reg) raw.ahead => _, fetched = const FETCHED,],
     "tileloadd tmm4, [{left} + {line}]",
+    rest!(),
     "tileloadd tmm6, [{right} + {row}]",
+    rest!(),
     "tdpbf16ps tmm0, tmm4, tmm6",
+    rest!(),
     "tileloadd tmm7, [{right} + {row} + 64]",
+    rest!(),
     "tdpbf16ps tmm1, tmm4, tmm7",
+    rest!(),
     "tileloadd tmm5, [{left} + {line} + 1024]",
+    rest!(),
     "tdpbf16ps tmm2, tmm5, tmm6",
     "prefetcht1 [{ahead}]\n prefetcht1 [{ahead} + 64]\n prefetcht1 [{ahead} + 128]\n prefetcht1 [{ahead} + 192]",
+    rest!(),
     "tdpbf16ps tmm3, tmm5, tmm7",
     "prefetcht1 [{ahead} + 256]\n prefetcht1 [{ahead} + 320]\n prefetcht1 [{ahead} + 384]\n prefetcht1 [{ahead} + 448]",
+    rest!(),
     "add {ahead}, {fetched}"
 );
 block!(
@@ -47,8 +55,7 @@ block!(
     |raw| [],
     left!(2, "0"),
     right!("2048"),
-    products!(2),
-    right!("0"),
+    products!(2, then right "0"),
     products!(2)
 );
 block!(
@@ -58,8 +65,7 @@ block!(
     |raw| [],
     left!(1, "0"),
     right!("2048"),
-    products!(1),
-    right!("0"),
+    products!(1, then right "0"),
     products!(1)
 );
 

@@ -1,50 +1,93 @@
 //! AMX: the instructions of one inner step, and the frame of a block of steps.
 
-/// The four products of two left and two right tiles.
-macro_rules! products {
-    (2) => {
-        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n tdpbf16ps tmm2, tmm5, tmm6\n tdpbf16ps tmm3, tmm5, tmm7\n"
+/// What stands behind a product that nothing else stands behind.
+///
+/// Beside work on the other thread of its core, a product that another one follows at once takes up to four times as
+/// long; with eight instructions of any kind between them it takes two and a half times as long, and in quiet minutes
+/// no longer than without (benches/NOTES.md).
+macro_rules! rest {
+    () => {
+        "nop\n nop\n nop\n nop\n nop\n nop\n nop\n nop\n"
     };
-    (1) => {
-        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm1, tmm4, tmm7\n"
+}
+
+/// The products of two left tiles, or of one, and two right tiles. What changes for the next ones is loaded as soon as
+/// its register is free; behind each product stands a part of `$beside`, or [`rest`].
+macro_rules! products {
+    ($tiles:tt $(, then $side:ident $part:literal)?) => {
+        products!(@rest $tiles $(, then $side $part)?)
+    };
+    (@rest 2 $(, then $side:ident $part:literal)?) => {
+        products!(2 $(, then $side $part)?, beside rest!(), rest!(), rest!(), rest!())
+    };
+    (@rest 1 $(, then $side:ident $part:literal)?) => {
+        products!(1 $(, then $side $part)?, beside rest!(), rest!())
+    };
+    (2, beside $a:expr, $b:expr, $c:expr, $d:expr) => {
+        concat!(
+            "tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm1, tmm4, tmm7\n", $b,
+            "tdpbf16ps tmm2, tmm5, tmm6\n", $c, "tdpbf16ps tmm3, tmm5, tmm7\n", $d
+        )
+    };
+    (2, then left $part:literal, beside $a:expr, $b:expr, $c:expr, $d:expr) => {
+        concat!(
+            "tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm1, tmm4, tmm7\n", $b, left!(upper $part),
+            "tdpbf16ps tmm2, tmm5, tmm6\n", $c, "tdpbf16ps tmm3, tmm5, tmm7\n", $d, left!(lower $part)
+        )
+    };
+    (2, then right $part:literal, beside $a:expr, $b:expr, $c:expr, $d:expr) => {
+        concat!(
+            "tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm2, tmm5, tmm6\n", $b, right!(first $part),
+            "tdpbf16ps tmm1, tmm4, tmm7\n", $c, "tdpbf16ps tmm3, tmm5, tmm7\n", $d, right!(second $part)
+        )
+    };
+    (1, beside $a:expr, $b:expr) => {
+        concat!("tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm1, tmm4, tmm7\n", $b)
+    };
+    (1, then left $part:literal, beside $a:expr, $b:expr) => {
+        concat!("tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm1, tmm4, tmm7\n", $b, left!(upper $part))
+    };
+    (1, then right $part:literal, beside $a:expr, $b:expr) => {
+        concat!(
+            "tdpbf16ps tmm0, tmm4, tmm6\n", $a, right!(first $part),
+            "tdpbf16ps tmm1, tmm4, tmm7\n", $b, right!(second $part)
+        )
     };
 }
 
 /// Loads the left tiles of one part: high 0, middle 2048, low 4096.
 macro_rules! left {
     (2, $part:literal) => {
-        concat!(
-            "tileloadd tmm4, [{left} + {line} + ",
-            $part,
-            "]\n",
-            "tileloadd tmm5, [{left} + {line} + ",
-            $part,
-            " + 1024]\n"
-        )
+        concat!(left!(upper $part), left!(lower $part))
     };
     (1, $part:literal) => {
-        concat!("tileloadd tmm4, [{left} + {line} + ", $part, "]\n")
+        left!(upper $part)
+    };
+    (upper $part:literal) => {
+        concat!("tileloadd tmm4, [{left} + {line} + ", $part, "]\n", rest!())
+    };
+    (lower $part:literal) => {
+        concat!("tileloadd tmm5, [{left} + {line} + ", $part, " + 1024]\n", rest!())
     };
 }
 
 /// Loads the right tiles of one part.
 macro_rules! right {
     ($part:literal) => {
-        concat!(
-            "tileloadd tmm6, [{right} + {line} + ",
-            $part,
-            "]\n",
-            "tileloadd tmm7, [{right} + {line} + ",
-            $part,
-            " + 1024]\n"
-        )
+        concat!(right!(first $part), right!(second $part))
+    };
+    (first $part:literal) => {
+        concat!("tileloadd tmm6, [{right} + {line} + ", $part, "]\n", rest!())
+    };
+    (second $part:literal) => {
+        concat!("tileloadd tmm7, [{right} + {line} + ", $part, " + 1024]\n", rest!())
     };
 }
 
 /// Loads the right tiles where they stand beside each other, in rows of 128 bytes.
 macro_rules! pairs {
     () => {
-        "tileloadd tmm6, [{right} + {row}]\n tileloadd tmm7, [{right} + {row} + 64]\n"
+        concat!("tileloadd tmm6, [{right} + {row}]\n", rest!(), "tileloadd tmm7, [{right} + {row} + 64]\n", rest!())
     };
 }
 
@@ -108,4 +151,4 @@ macro_rules! block {
     };
 }
 
-pub(super) use {accumulators, block, left, pairs, products, right};
+pub(super) use {accumulators, block, left, pairs, products, rest, right};
