@@ -71,7 +71,6 @@ impl Rows {
         out: &mut Tile<'_, f32>,
     ) {
         let (pair, Attending { isa, panels: stored, head, .. }) = (self.pair, *with);
-        let parts = isa.parts_of_attention();
         let key_parts = |keys: &Range<usize>| {
             let panels = keys.start / PANEL..keys.end.div_ceil(PANEL);
             panels.map(|panel| stored.key_parts(pair, panel))
@@ -80,7 +79,7 @@ impl Rows {
         let (mut visit, mut place) = (visits.next(), 0);
         if let Some((strip, keys)) = &visit {
             unit.score([*strip, strips[*strip].rows(), head], key_parts(keys), place, None);
-            strips[*strip].begin(keys.clone(), head, parts);
+            strips[*strip].begin(keys.clone(), head);
         }
         while let Some((strip, keys)) = visit {
             visit = visits.next();
@@ -91,7 +90,7 @@ impl Rows {
             unit.finish(&mut strips[strip], place);
             let (rows, factors) = (strips[strip].rows(), strips[strip].factors);
             let next = visit.as_ref().map(|(next, keys)| {
-                strips[*next].begin(keys.clone(), head, parts);
+                strips[*next].begin(keys.clone(), head);
                 &mut strips[*next]
             });
             let value_parts = (0..head.div_ceil(PANEL)).map(|panel| stored.value_parts(pair, panel, keys.start));

@@ -9,7 +9,8 @@ use std::arch::x86_64::_mm512_set1_epi32;
 
 use half::bf16;
 
-use super::amx_steps::{accumulators, block, left, pairs, products, rest, right};
+use super::amx_softmax::Whole;
+use super::amx_steps::{accumulators, block, left, pairs, product, products, rest, right};
 use super::strip_softmax::StripSoftmax;
 use super::tiles::{PARTS, STEP, SUM_STRIDE, TILE, parts_len};
 use super::{amx_softmax, amx_split, element};
@@ -85,11 +86,11 @@ block!(
 /// Runs instructions on a strip of two tiles of rows and a panel of three parts; tiles keep what they hold until the
 /// next ones.
 macro_rules! on_tiles {
-    ($left:expr, $right:expr, $($instructions:expr),+) => {
+    ($at:expr, $($instructions:expr),+) => {
         asm!(
-            concat!($($instructions),+),
-            left = in(reg) $left,
-            right = in(reg) $right,
+            concat!($($instructions,)+ "/* {left} {right} {line} */"),
+            left = in(reg) $at.left,
+            right = in(reg) $at.right,
             line = in(reg) 64usize,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -97,6 +98,86 @@ macro_rules! on_tiles {
         )
     };
 }
+
+/// Four products with something behind each; what changes for the next ones is loaded as in [`products`].
+macro_rules! turn {
+    ($at:expr, left $part:literal, $a:expr, $b:expr, $c:expr, $d:expr) => {
+        on_tiles!($at, product!(0));
+        $a;
+        on_tiles!($at, product!(1));
+        $b;
+        on_tiles!($at, left!(upper $part), product!(2));
+        $c;
+        on_tiles!($at, product!(3), left!(lower $part));
+        $d;
+    };
+    ($at:expr, right $part:literal, $a:expr, $b:expr, $c:expr, $d:expr) => {
+        on_tiles!($at, product!(0));
+        $a;
+        on_tiles!($at, product!(2));
+        $b;
+        on_tiles!($at, right!(first $part), product!(1));
+        $c;
+        on_tiles!($at, product!(3), right!(second $part));
+        $d;
+    };
+    ($at:expr, none, $a:expr, $b:expr, $c:expr, $d:expr) => {
+        on_tiles!($at, product!(0));
+        $a;
+        on_tiles!($at, product!(1));
+        $b;
+        on_tiles!($at, product!(2));
+        $c;
+        on_tiles!($at, product!(3));
+        $d;
+    };
+}
+
+/// Where the operands of a step stand.
+#[derive(Clone, Copy)]
+struct At {
+    left: *const bf16,
+    right: *const bf16,
+}
+
+/// Defines a step of a strip of two tiles of rows times a panel of three parts, with `$stages` behind each product: the
+/// stages of pieces of a softmax.
+macro_rules! step_beside {
+    ($name:ident, $pieces:literal, |$whole:ident, $product:ident| $stages:block) => {
+        /// A step, and the stages of pieces.
+        ///
+        /// # Safety
+        ///
+        /// [`Tiles`] must be configured on this thread, and the step be readable; as for [`Whole::stage`].
+        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+        #[inline]
+        unsafe fn $name(at: At, mut $whole: Whole<$pieces>, softmax: &mut StripSoftmax) {
+            macro_rules! behind {
+                ($number:literal) => {{
+                    const $product: usize = $number;
+                    $stages
+                }};
+            }
+            // SAFETY: by the caller's promise.
+            unsafe {
+                on_tiles!(at, left!(2, "4096"), right!("0"));
+                turn!(at, left "2048", behind!(0), behind!(1), behind!(2), behind!(3));
+                turn!(at, right "2048", behind!(4), behind!(5), behind!(6), behind!(7));
+                turn!(at, left "0", behind!(8), behind!(9), behind!(10), behind!(11));
+                turn!(at, right "4096", behind!(12), behind!(13), behind!(14), behind!(15));
+                turn!(at, right "0", behind!(16), behind!(17), behind!(18), behind!(19));
+                turn!(at, none, behind!(20), behind!(21), behind!(22), behind!(23));
+            }
+            $whole.finish(softmax);
+        }
+    };
+}
+
+step_beside!(step_beside_two, 2, |whole, PRODUCT| { whole.stage::<PRODUCT>() });
+step_beside!(step_beside_four, 4, |whole, PRODUCT| {
+    whole.stage::<{ 2 * PRODUCT }>();
+    whole.stage::<{ 2 * PRODUCT + 1 }>()
+});
 
 /// A strip of two tiles of rows times a panel of three parts, while `softmax` goes on.
 ///
@@ -111,30 +192,38 @@ pub(super) unsafe fn beside_softmax(raw: &Raw, softmax: &mut StripSoftmax, score
     // SAFETY: by the caller's promise. Compiled code has no use for tiles, so what one `asm!` leaves in them the next
     // one finds, although each tells the compiler no more than that it changes them.
     unsafe {
-        let mut go_on = || {
-            for _ in 0..softmax.pieces() {
-                amx_softmax::step(softmax, scores, parts, order);
-            }
-        };
         asm!(
             "tilezero tmm0\n tilezero tmm1\n tilezero tmm2\n tilezero tmm3",
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             options(nostack, nomem, preserves_flags),
         );
         for step in 0..steps {
-            let (left, right) = (left.add(step * STEP_LEN), right.add(step * STEP_LEN));
-            on_tiles!(left, right, left!(2, "4096"), right!("0"), products!(2, then left "2048"));
-            go_on();
-            on_tiles!(left, right, products!(2, then right "2048"), "/* {left} */");
-            go_on();
-            on_tiles!(left, right, products!(2, then left "0"), "/* {right} */");
-            go_on();
-            on_tiles!(left, right, products!(2, then right "4096"), "/* {left} */");
-            go_on();
-            on_tiles!(left, right, products!(2, then right "0"), "/* {left} */");
-            go_on();
-            on_tiles!(left, right, products!(2), "/* {left} {right} {line} */");
-            go_on();
+            let at = At { left: left.add(step * STEP_LEN), right: right.add(step * STEP_LEN) };
+            softmax.count_step();
+            if let Some(whole) = Whole::next(softmax, scores, parts, order) {
+                step_beside_four(at, whole, softmax);
+                continue;
+            }
+            if let Some(whole) = Whole::next(softmax, scores, parts, order) {
+                step_beside_two(at, whole, softmax);
+                continue;
+            }
+            on_tiles!(
+                at,
+                left!(2, "4096"),
+                right!("0"),
+                products!(2, then left "2048"),
+                products!(2, then right "2048"),
+                products!(2, then left "0"),
+                products!(2, then right "4096"),
+                products!(2, then right "0"),
+                products!(2)
+            );
+            if !softmax.are_whole(2) {
+                for _ in 0..softmax.take_due() {
+                    amx_softmax::step(softmax, scores, parts, order);
+                }
+            }
         }
         let (stride, lower) = (SUM_STRIDE * size_of::<f32>(), sums.add(TILE * SUM_STRIDE));
         asm!(accumulators!(store 2), out = in(reg) sums, lower = in(reg) lower, stride = in(reg) stride, options(nostack));
@@ -178,7 +267,7 @@ macro_rules! block_of_pairs {
 block_of_pairs!(pairs, 2);
 block_of_pairs!(pairs_low, 1);
 
-/// Splits half a pair of rows, as `amx_split` does, and fetches what stands at the same place [`amx_split::AHEAD`] later.
+/// Splits half a pair of rows, as `amx_split` does, and fetches what stands [`amx_split::AHEAD`] later.
 macro_rules! split {
     ($($pair:literal $half:ident),+) => {
         concat!($(split!(@from from!($pair $half), to!($pair $half))),+)

@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::amx_blocks::Raw;
 use super::amx_softmax;
-use super::amx_steps::{accumulators, block, left, pairs, products, rest, right};
+use super::amx_steps::{accumulators, block, left, pairs, product, products, rest, right};
 use super::strip_softmax::StripSoftmax;
 use super::tiles::{FETCHED, STEP, SUM_STRIDE, TILE, parts_len};
 
@@ -99,7 +99,8 @@ pub(super) unsafe fn beside_softmax(raw: &Raw, softmax: &mut StripSoftmax, score
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack, preserves_flags),
             );
-            for _ in 0..softmax.pieces() {
+            softmax.count_step();
+            for _ in 0..softmax.take_due() {
                 amx_softmax::rounded_step(softmax, scores, parts);
             }
         }

@@ -2,12 +2,12 @@
 
 use std::arch::x86_64::{
     __m512, __m512i, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_ps, _mm512_maskz_mov_ps,
-    _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_si512, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use half::bf16;
 
-use super::avx512_softmax::{STEP as PIECE, VECTORS, exp, exps, first_lanes, largest};
+use super::avx512_softmax::{Exps, STEP as PIECE, VECTORS, exp, exps, first_lanes, largest};
 use super::strip_softmax::{PIECE_LEN, StripSoftmax};
 use super::tiles::{PARTS, STEP, STRIP, SUM_STRIDE, TILE, TILE_LEN};
 use super::{LANES, amx_split};
@@ -91,26 +91,148 @@ unsafe fn step_of<W: Weights>(softmax: &mut StripSoftmax, scores: *const f32, ou
     }
     // SAFETY: by the caller's promise.
     unsafe {
-        let scores = scores.add(row * SUM_STRIDE);
-        let Some(first) = softmax.first else {
-            softmax.new[row] = largest(scores, softmax.seen(row), softmax.max[row]);
-            softmax.lanes = [0.0; LANES];
-            softmax.first = Some(0);
-            return;
-        };
-        let out = out.add(row / TILE * TILE_LEN + row % TILE * STEP + first / STEP * W::PARTS * 2 * TILE_LEN);
+        begin_row(softmax, scores);
+        let first = softmax.first;
+        let (scores, out) = (scores.add(row * SUM_STRIDE), out.add(place_of::<W>(row, first)));
         let seen = softmax.seen(row).saturating_sub(first);
         match seen >= PIECE {
             true => weights::<true, W>(softmax, scores.add(first), out, PIECE, form),
             false => weights::<false, W>(softmax, scores.add(first), out, seen, form),
         }
-        if first + PIECE < softmax.keys() {
-            softmax.first = Some(first + PIECE);
-            return;
-        }
-        softmax.added[row] = _mm512_reduce_add_ps(_mm512_loadu_ps(softmax.lanes.as_ptr()));
     }
-    (softmax.row, softmax.first) = (row + 1, None);
+    go_on(softmax, PIECE);
+}
+
+/// Finds the maximum of a row whose first piece is next.
+///
+/// # Safety
+///
+/// As for [`step`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn begin_row(softmax: &mut StripSoftmax, scores: *const f32) {
+    let row = softmax.row;
+    if softmax.first == 0 {
+        // SAFETY: by the caller's promise.
+        softmax.new[row] = unsafe { largest(scores.add(row * SUM_STRIDE), softmax.seen(row), softmax.max[row]) };
+        softmax.lanes = [0.0; LANES];
+    }
+}
+
+/// Where the piece of a row from score `first` on goes.
+fn place_of<W: Weights>(row: usize, first: usize) -> usize {
+    row / TILE * TILE_LEN + row % TILE * STEP + first / STEP * W::PARTS * 2 * TILE_LEN
+}
+
+/// Goes on to what stands `scores` scores behind, or to the next row.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn go_on(softmax: &mut StripSoftmax, scores: usize) {
+    softmax.first += scores;
+    if softmax.first >= softmax.keys() {
+        // SAFETY: the array has the size of a vector.
+        softmax.added[softmax.row] = unsafe { _mm512_reduce_add_ps(_mm512_loadu_ps(softmax.lanes.as_ptr())) };
+        (softmax.row, softmax.first) = (softmax.row + 1, 0);
+    }
+}
+
+/// Stages of a piece of [`Whole`].
+const STAGES: usize = 12;
+
+/// `PIECES` pieces of one row, of whose keys all are seen, in stages that stand behind products.
+pub(super) struct Whole<const PIECES: usize> {
+    scores: *const f32,
+    out: *mut bf16,
+    order: __m512i,
+    shift: __m512,
+    lanes: __m512,
+    exps: Exps<VECTORS>,
+    weights: [__m512; VECTORS],
+    parts: [[__m512i; PARTS]; VECTORS],
+}
+
+impl<const PIECES: usize> Whole<PIECES> {
+    /// The next pieces, if as many are due and all keys of the row that they are of are seen.
+    ///
+    /// # Safety
+    ///
+    /// As for [`step`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[inline]
+    pub(super) unsafe fn next(
+        softmax: &mut StripSoftmax,
+        scores: *const f32,
+        out: *mut bf16,
+        order: __m512i,
+    ) -> Option<Self> {
+        if !softmax.take_whole(PIECES) {
+            return None;
+        }
+        let (row, first) = (softmax.row, softmax.first);
+        // SAFETY: by the caller's promise.
+        unsafe {
+            begin_row(softmax, scores);
+            let lanes = _mm512_loadu_ps(softmax.lanes.as_ptr());
+            Some(Self {
+                scores: scores.add(row * SUM_STRIDE + first),
+                out: out.add(place_of::<Split>(row, first)),
+                order,
+                shift: _mm512_set1_ps(softmax.new[row]),
+                lanes,
+                exps: Exps::new([lanes; VECTORS]),
+                weights: [lanes; VECTORS],
+                parts: [[_mm512_setzero_si512(); PARTS]; VECTORS],
+            })
+        }
+    }
+
+    /// A stage, [`STAGES`] of each piece, in their order.
+    ///
+    /// # Safety
+    ///
+    /// As for [`step`], of the softmax that [`Whole::next`] had.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[inline]
+    pub(super) unsafe fn stage<const STAGE: usize>(&mut self) {
+        const { assert!(STAGE < PIECES * STAGES, "a stage of these pieces") };
+        let piece = STAGE / STAGES;
+        let [a, b, c, d] = self.weights;
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let out = self.out.add(piece * 2 * PARTS * 2 * TILE_LEN);
+            match STAGE % STAGES {
+                0 => {
+                    let scores = self.scores.add(piece * PIECE);
+                    self.exps = Exps::new(std::array::from_fn(|vector| {
+                        _mm512_sub_ps(_mm512_loadu_ps(scores.add(vector * LANES)), self.shift)
+                    }));
+                }
+                1 => self.exps.powers(),
+                2 => self.exps.rests(),
+                3 => self.exps.first_terms(),
+                4 => self.exps.last_terms(),
+                5 => self.exps.square(),
+                6 => self.weights = self.exps.finish(),
+                7 => self.lanes = self.weights.into_iter().fold(self.lanes, |lanes, part| _mm512_add_ps(lanes, part)),
+                8 => [self.parts[0], self.parts[1]] = [amx_split::parts(a), amx_split::parts(b)],
+                9 => [self.parts[2], self.parts[3]] = [amx_split::parts(c), amx_split::parts(d)],
+                10 => amx_split::store_parts([self.parts[0], self.parts[1]], self.order, out),
+                _ => {
+                    let out = out.add(PARTS * 2 * TILE_LEN);
+                    amx_split::store_parts([self.parts[2], self.parts[3]], self.order, out);
+                }
+            }
+        }
+    }
+
+    /// Takes the pieces, all of whose stages are done, into `softmax`.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn finish(self, softmax: &mut StripSoftmax) {
+        // SAFETY: the array has the size of a vector.
+        unsafe { _mm512_storeu_ps(softmax.lanes.as_mut_ptr(), self.lanes) };
+        go_on(softmax, PIECES * PIECE);
+    }
 }
 
 /// Does all pieces that are left, of a strip of one part where `rounded`.

@@ -79,7 +79,19 @@ pub(super) fn in_turn() -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(super) unsafe fn store_step([a, b]: [__m512; 2], order: __m512i, out: *mut bf16) {
-    for (part, (a, b)) in parts(a).into_iter().zip(parts(b)).enumerate() {
+    // SAFETY: by the caller's promise.
+    unsafe { store_parts([parts(a), parts(b)], order, out) }
+}
+
+/// As [`store_step`] of values whose parts are known.
+///
+/// # Safety
+///
+/// As for [`store_step`].
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(super) unsafe fn store_parts([a, b]: [[__m512i; PARTS]; 2], order: __m512i, out: *mut bf16) {
+    for (part, (a, b)) in a.into_iter().zip(b).enumerate() {
         // SAFETY: by the caller's promise.
         unsafe { _mm512_storeu_si512(out.add(part * 2 * TILE_LEN).cast(), _mm512_permutex2var_epi16(a, order, b)) };
     }
@@ -88,7 +100,7 @@ pub(super) unsafe fn store_step([a, b]: [__m512; 2], order: __m512i, out: *mut b
 /// Parts of 16 values, each in the upper half of a lane; what stands in the lower halves has no meaning.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn parts(x: __m512) -> [__m512i; PARTS] {
+pub(super) fn parts(x: __m512) -> [__m512i; PARTS] {
     let (half, upper) = (_mm512_set1_epi32(HALF), _mm512_set1_epi32(UPPER));
     let high = _mm512_add_epi32(_mm512_castps_si512(x), half);
     let rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(high, upper)));

@@ -11,6 +11,22 @@ macro_rules! rest {
     };
 }
 
+/// One of the four products of two left and two right tiles.
+macro_rules! product {
+    (0) => {
+        "tdpbf16ps tmm0, tmm4, tmm6\n"
+    };
+    (1) => {
+        "tdpbf16ps tmm1, tmm4, tmm7\n"
+    };
+    (2) => {
+        "tdpbf16ps tmm2, tmm5, tmm6\n"
+    };
+    (3) => {
+        "tdpbf16ps tmm3, tmm5, tmm7\n"
+    };
+}
+
 /// The products of two left tiles, or of one, and two right tiles. What changes for the next ones is loaded as soon as
 /// its register is free; behind each product stands a part of `$beside`, or [`rest`].
 macro_rules! products {
@@ -25,32 +41,32 @@ macro_rules! products {
     };
     (2, beside $a:expr, $b:expr, $c:expr, $d:expr) => {
         concat!(
-            "tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm1, tmm4, tmm7\n", $b,
-            "tdpbf16ps tmm2, tmm5, tmm6\n", $c, "tdpbf16ps tmm3, tmm5, tmm7\n", $d
+            product!(0), $a, product!(1), $b,
+            product!(2), $c, product!(3), $d
         )
     };
     (2, then left $part:literal, beside $a:expr, $b:expr, $c:expr, $d:expr) => {
         concat!(
-            "tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm1, tmm4, tmm7\n", $b, left!(upper $part),
-            "tdpbf16ps tmm2, tmm5, tmm6\n", $c, "tdpbf16ps tmm3, tmm5, tmm7\n", $d, left!(lower $part)
+            product!(0), $a, product!(1), $b, left!(upper $part),
+            product!(2), $c, product!(3), $d, left!(lower $part)
         )
     };
     (2, then right $part:literal, beside $a:expr, $b:expr, $c:expr, $d:expr) => {
         concat!(
-            "tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm2, tmm5, tmm6\n", $b, right!(first $part),
-            "tdpbf16ps tmm1, tmm4, tmm7\n", $c, "tdpbf16ps tmm3, tmm5, tmm7\n", $d, right!(second $part)
+            product!(0), $a, product!(2), $b, right!(first $part),
+            product!(1), $c, product!(3), $d, right!(second $part)
         )
     };
     (1, beside $a:expr, $b:expr) => {
-        concat!("tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm1, tmm4, tmm7\n", $b)
+        concat!(product!(0), $a, product!(1), $b)
     };
     (1, then left $part:literal, beside $a:expr, $b:expr) => {
-        concat!("tdpbf16ps tmm0, tmm4, tmm6\n", $a, "tdpbf16ps tmm1, tmm4, tmm7\n", $b, left!(upper $part))
+        concat!(product!(0), $a, product!(1), $b, left!(upper $part))
     };
     (1, then right $part:literal, beside $a:expr, $b:expr) => {
         concat!(
-            "tdpbf16ps tmm0, tmm4, tmm6\n", $a, right!(first $part),
-            "tdpbf16ps tmm1, tmm4, tmm7\n", $b, right!(second $part)
+            product!(0), $a, right!(first $part),
+            product!(1), $b, right!(second $part)
         )
     };
 }
@@ -151,4 +167,4 @@ macro_rules! block {
     };
 }
 
-pub(super) use {accumulators, block, left, pairs, products, rest, right};
+pub(super) use {accumulators, block, left, pairs, product, products, rest, right};

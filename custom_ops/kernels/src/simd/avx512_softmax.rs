@@ -65,19 +65,80 @@ pub(super) fn exp(x: __m512) -> __m512 {
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(super) fn exps<const N: usize>(x: [__m512; N]) -> [__m512; N] {
-    // The second operand is the result where one is NaN; below the bound the result rounds to 0.
-    let x = x.map(|x| _mm512_max_ps(_mm512_set1_ps(-104.0), x));
-    let powers = x.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)));
-    let powers = powers.map(|x| _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x));
-    let rests = pairs(powers, x, |power, x| _mm512_fnmadd_ps(power, _mm512_set1_ps(LN2[0]), x));
-    let rests = pairs(powers, rests, |power, rest| _mm512_fnmadd_ps(power, _mm512_set1_ps(LN2[1]), rest));
-    let mut sums = [_mm512_set1_ps(TERMS[4]); N];
-    for term in [TERMS[3], TERMS[2], TERMS[1], TERMS[0]] {
-        sums = pairs(sums, rests, |sum, rest| _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term)));
+    let mut steps = Exps::new(x);
+    steps.powers();
+    steps.rests();
+    steps.first_terms();
+    steps.last_terms();
+    steps.square();
+    steps.finish()
+}
+
+/// [`exps`] on the way, step by step, each of about as much work.
+pub(super) struct Exps<const N: usize> {
+    rests: [__m512; N],
+    powers: [__m512; N],
+    sums: [__m512; N],
+}
+
+impl<const N: usize> Exps<N> {
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn new(x: [__m512; N]) -> Self {
+        // The second operand is the result where one is NaN; below the bound the result rounds to 0.
+        let rests = x.map(|x| _mm512_max_ps(_mm512_set1_ps(-104.0), x));
+        Self { rests, powers: rests, sums: rests }
     }
-    let sums = pairs(sums, rests, |sum, rest| _mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), rest));
-    let values = sums.map(|sum| _mm512_add_ps(sum, _mm512_set1_ps(1.0)));
-    pairs(values, powers, |value, power| _mm512_scalef_ps(value, power))
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn powers(&mut self) {
+        let powers = self.rests.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)));
+        self.powers = powers.map(|x| _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x));
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn rests(&mut self) {
+        for ln2 in LN2 {
+            self.rests =
+                pairs(self.powers, self.rests, |power, rest| _mm512_fnmadd_ps(power, _mm512_set1_ps(ln2), rest));
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn first_terms(&mut self) {
+        self.sums = [_mm512_set1_ps(TERMS[4]); N];
+        self.add_terms([TERMS[3], TERMS[2]]);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn last_terms(&mut self) {
+        self.add_terms([TERMS[1], TERMS[0]]);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn add_terms(&mut self, terms: [f32; 2]) {
+        for term in terms {
+            self.sums = pairs(self.sums, self.rests, |sum, rest| _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term)));
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn square(&mut self) {
+        self.sums = pairs(self.sums, self.rests, |sum, rest| _mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), rest));
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn finish(&self) -> [__m512; N] {
+        let values = self.sums.map(|sum| _mm512_add_ps(sum, _mm512_set1_ps(1.0)));
+        pairs(values, self.powers, |value, power| _mm512_scalef_ps(value, power))
+    }
 }
 
 /// What `join` makes of each pair of vectors.

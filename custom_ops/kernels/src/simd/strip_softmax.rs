@@ -9,7 +9,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::amx::Tiles;
-use super::tiles::{Block, PARTS, PRODUCTS, STEP, STRIP, SUM_STRIDE, Unit, parts_len};
+use super::tiles::{Block, PARTS, STEP, STRIP, SUM_STRIDE, Unit, parts_len};
 use super::{LANES, PANEL};
 
 /// Scores of one row that one piece turns into weights.
@@ -26,8 +26,8 @@ pub(crate) struct StripSoftmax {
     keys: Range<usize>,
     /// The row that is next; behind the last, what all rows have; behind that, nothing.
     pub(super) row: usize,
-    /// The first score of the next piece; `None` before the maximum is known.
-    pub(super) first: Option<usize>,
+    /// The first score of the next piece.
+    pub(super) first: usize,
     /// Sums of the weights of the row so far.
     pub(super) lanes: [f32; LANES],
     /// Maxima of the rows, with those of the tile.
@@ -43,11 +43,14 @@ pub(crate) struct StripSoftmax {
     pace: Pace,
 }
 
-/// How many pieces stand beside how many products of parts, evenly.
+/// How many pieces stand beside how many steps of products, evenly.
 #[derive(Clone, Copy, Default)]
 struct Pace {
     pieces: usize,
-    products: usize,
+    steps: usize,
+    /// Of a piece, in parts of which a whole one has `steps`.
+    rest: usize,
+    /// Pieces that the steps so far should have had and had not.
     due: usize,
 }
 
@@ -66,7 +69,7 @@ impl StripSoftmax {
             sees,
             keys: 0..0,
             row: STRIP + 1,
-            first: None,
+            first: 0,
             lanes: [0.0; LANES],
             new: zeros,
             added: zeros,
@@ -77,12 +80,11 @@ impl StripSoftmax {
         }
     }
 
-    /// Goes on to the keys `keys`, of heads of `head` elements, of which products have so many `parts`.
-    pub(crate) fn begin(&mut self, keys: Range<usize>, head: usize, parts: usize) {
-        let each = if parts == 1 { 1 } else { PRODUCTS };
-        let products = 2 * each * keys.len().div_ceil(STEP) * head.div_ceil(STEP);
-        self.pace = Pace { pieces: self.rows * (1 + keys.len().div_ceil(PIECE_LEN)) + 1, products, due: 0 };
-        (self.row, self.first, self.keys) = (0, None, keys);
+    /// Goes on to the keys `keys`, of heads of `head` elements.
+    pub(crate) fn begin(&mut self, keys: Range<usize>, head: usize) {
+        let steps = 2 * keys.len().div_ceil(STEP) * head.div_ceil(STEP);
+        self.pace = Pace { pieces: self.rows * keys.len().div_ceil(PIECE_LEN) + 1, steps, rest: 0, due: 0 };
+        (self.row, self.first, self.keys) = (0, 0, keys);
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -110,16 +112,37 @@ impl StripSoftmax {
         self.row > self.rows
     }
 
-    /// How many pieces stand behind the next product of parts.
-    pub(super) fn pieces(&mut self) -> usize {
-        let Pace { pieces, products, due } = &mut self.pace;
-        *due += *pieces;
-        let mut now = 0;
-        while *due >= *products {
-            *due -= *products;
-            now += 1;
+    /// Counts a step: some more pieces are due.
+    #[inline]
+    pub(super) fn count_step(&mut self) {
+        let Pace { pieces, steps, rest, due } = &mut self.pace;
+        *rest += *pieces;
+        while *rest >= *steps {
+            *rest -= *steps;
+            *due += 1;
         }
-        now
+    }
+
+    /// The pieces that are due, which are so no longer.
+    #[inline]
+    pub(super) fn take_due(&mut self) -> usize {
+        std::mem::take(&mut self.pace.due)
+    }
+
+    /// Whether so many pieces of one row that sees all of their keys are next.
+    #[inline]
+    pub(super) fn are_whole(&self, pieces: usize) -> bool {
+        self.row < self.rows && self.seen(self.row) >= self.first + pieces * PIECE_LEN
+    }
+
+    /// Takes so many pieces, if they are due and [whole](Self::are_whole).
+    #[inline]
+    pub(super) fn take_whole(&mut self, pieces: usize) -> bool {
+        let take = self.pace.due >= pieces && self.are_whole(pieces);
+        if take {
+            self.pace.due -= pieces;
+        }
+        take
     }
 }
 
@@ -230,14 +253,26 @@ mod tests {
     #[test]
     fn pieces_give_the_bits_of_rows() {
         for isa in [Isa::at_most(Instructions::Amx), Isa::at_most(Instructions::Amx).rounding()] {
-            let Some(unit) = Unit::of_attention(isa) else {
-                return skip("no AMX tiles");
-            };
-            pieces_of(unit, isa);
+            for head in [None, Some(64), Some(128), Some(512)] {
+                let Some(unit) = Unit::of_attention(isa) else {
+                    return skip("no AMX tiles");
+                };
+                pieces_of(unit, isa, head);
+            }
         }
     }
 
-    fn pieces_of(mut unit: Unit, isa: Isa) {
+    /// Goes through the products that stand beside a softmax of heads of `head` elements.
+    fn multiply_beside(unit: &mut Unit, softmax: &mut StripSoftmax, place: usize, keys: usize, head: usize) {
+        let keys_by_panel = vec![vec![bf16::ONE; parts_len(unit.parts, head)]; keys.div_ceil(PANEL)];
+        let values_by_panel = vec![vec![bf16::ONE; parts_len(unit.parts, keys)]; head.div_ceil(PANEL)];
+        unit.score([0, STRIP, head], keys_by_panel.iter().map(Vec::as_slice), 1 - place, Some(softmax));
+        assert!(softmax.row > 0 || softmax.rows() == 1, "some rows are done beside products");
+        unit.mix([STRIP, keys], values_by_panel.iter().map(Vec::as_slice), 1 - place, Some(softmax));
+    }
+
+    /// Of whole and of cut strips and tiles of keys, beside products or not.
+    fn pieces_of(mut unit: Unit, isa: Isa, head: Option<usize>) {
         for (rows, tiles) in [
             (1, [1, 1]),
             (3, [64, 1]),
@@ -255,7 +290,10 @@ mod tests {
                 let sums = unit.scratch.sums.filled_mut();
                 sums.iter_mut().enumerate().for_each(|(place, sum)| *sum = score(place));
                 let mut expected = sums[place * STRIP_LEN..][..STRIP_LEN].to_vec();
-                softmax.begin(keys.clone(), 128, unit.parts);
+                softmax.begin(keys.clone(), head.unwrap_or(128));
+                if let Some(head) = head {
+                    multiply_beside(&mut unit, &mut softmax, place, keys.len(), head);
+                }
                 unit.finish(&mut softmax, place);
                 let own: Vec<usize> =
                     seen.iter().map(|seen| (*seen).clamp(keys.start, keys.end) - keys.start).collect();
@@ -289,18 +327,19 @@ mod tests {
 
     /// Whole strips are done when both products that they stand beside are.
     #[test]
-    fn pieces_are_spread_over_all_products() {
-        let sizes = [(32, 256, 128), (32, 256, 64), (17, 64, 256), (32, 100, 512)];
-        for ((rows, keys, head), (parts, each)) in
-            sizes.into_iter().flat_map(|sizes| [(sizes, (PARTS, PRODUCTS)), (sizes, (1, 1))])
-        {
+    fn pieces_are_spread_over_all_steps() {
+        for (rows, keys, head) in [(32, 256, 128), (32, 256, 64), (17, 64, 256), (32, 100, 512)] {
             let mut softmax = StripSoftmax::new(&vec![keys; rows]);
-            softmax.begin(0..keys, head, parts);
-            let products = 2 * each * keys.div_ceil(STEP) * head.div_ceil(STEP);
-            let half: usize = (0..products / 2).map(|_| softmax.pieces()).sum();
-            let all = half + (0..products / 2).map(|_| softmax.pieces()).sum::<usize>();
-            assert_eq!(all, rows * (1 + keys.div_ceil(PIECE_LEN)) + 1);
-            assert!(half == all / 2, "{half} of {all}");
+            softmax.begin(0..keys, head);
+            let half = keys.div_ceil(STEP) * head.div_ceil(STEP);
+            let mut due = || {
+                (0..half).for_each(|_| softmax.count_step());
+                softmax.take_due()
+            };
+            let halves = [due(), due()];
+            let all: usize = halves.iter().sum();
+            assert_eq!(all, rows * keys.div_ceil(PIECE_LEN) + 1);
+            assert!(halves[0] == all / 2, "{halves:?}");
         }
     }
 }

@@ -44,9 +44,6 @@ use crate::buffer::Buffer;
 /// Parts of an f32.
 pub(crate) const PARTS: usize = 3;
 
-/// Products of parts that one of f32 takes.
-pub(crate) const PRODUCTS: usize = 6;
-
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
 

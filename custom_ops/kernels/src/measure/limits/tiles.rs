@@ -10,9 +10,12 @@ use crate::grid::Tile;
 use crate::key_panels::{Cache, KEYS_PER_TILE, PanelScratch, Visible};
 use crate::packed::Packed;
 use crate::rows::{IN_ORDER, RowProduct, TILE_ROWS};
-use crate::simd::tiles::{PRODUCTS, STEP, STRIP, TILE, Unit};
+use crate::simd::tiles::{STEP, STRIP, TILE, Unit};
 use crate::simd::{Epoch, Isa, LANES, Left};
 use crate::{Instructions, Sequential, pool};
+
+/// Products of parts that one of f32 takes.
+const PRODUCTS: usize = 6;
 
 /// Steps of four products of tiles of one run on registers.
 const STEPS: usize = 5000;
