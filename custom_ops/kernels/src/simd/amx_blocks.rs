@@ -28,60 +28,50 @@ pub(super) struct Raw {
 
 // Each load changes one side, so that an inner step of six products takes seven pairs of loads; the largest product
 // comes last, and those with a part that is not there are left out without changing the order of the others.
-block!(
-    three_parts,
-    2,
-    ["6144", "6144"],
-    |raw| [],
-    left!(2, "4096"),
-    right!("0"),
-    products!(2, then left "2048"),
-    products!(2, then right "2048"),
-    products!(2, then left "0"),
-    products!(2, then right "4096"),
-    products!(2, then right "0"),
-    products!(2)
-);
-block!(
-    three_parts_low,
-    1,
-    ["6144", "6144"],
-    |raw| [],
-    left!(1, "4096"),
-    right!("0"),
-    products!(1, then left "2048"),
-    products!(1, then right "2048"),
-    products!(1, then left "0"),
-    products!(1, then right "4096"),
-    products!(1, then right "0"),
-    products!(1)
-);
-block!(
-    two_parts,
-    2,
-    ["6144", "4096"],
-    |raw| [],
-    left!(2, "4096"),
-    right!("0"),
-    products!(2, then left "2048"),
-    products!(2, then right "2048"),
-    products!(2, then left "0"),
-    products!(2, then right "0"),
-    products!(2)
-);
-block!(
-    two_parts_low,
-    1,
-    ["6144", "4096"],
-    |raw| [],
-    left!(1, "4096"),
-    right!("0"),
-    products!(1, then left "2048"),
-    products!(1, then right "2048"),
-    products!(1, then left "0"),
-    products!(1, then right "0"),
-    products!(1)
-);
+
+/// [`block`] with three parts on both sides.
+macro_rules! block_of_three_parts {
+    ($name:ident, $tiles:tt) => {
+        block!(
+            $name,
+            $tiles,
+            ["6144", "6144"],
+            |raw| [],
+            left!($tiles, "4096"),
+            right!("0"),
+            products!($tiles, then left "2048"),
+            products!($tiles, then right "2048"),
+            products!($tiles, then left "0"),
+            products!($tiles, then right "4096"),
+            products!($tiles, then right "0"),
+            products!($tiles)
+        );
+    };
+}
+
+/// [`block`] with two parts on the right.
+macro_rules! block_of_two_parts {
+    ($name:ident, $tiles:tt) => {
+        block!(
+            $name,
+            $tiles,
+            ["6144", "4096"],
+            |raw| [],
+            left!($tiles, "4096"),
+            right!("0"),
+            products!($tiles, then left "2048"),
+            products!($tiles, then right "2048"),
+            products!($tiles, then left "0"),
+            products!($tiles, then right "0"),
+            products!($tiles)
+        );
+    };
+}
+
+block_of_three_parts!(three_parts, 2);
+block_of_three_parts!(three_parts_low, 1);
+block_of_two_parts!(two_parts, 2);
+block_of_two_parts!(two_parts_low, 1);
 
 /// Runs instructions on a strip of two tiles of rows and a panel of three parts; tiles keep what they hold until the
 /// next ones.

@@ -48,26 +48,25 @@ block!(
     pairs!(),
     products!(1)
 );
-block!(
-    two_parts,
-    2,
-    ["2048", "4096"],
-    |raw| [],
-    left!(2, "0"),
-    right!("2048"),
-    products!(2, then right "0"),
-    products!(2)
-);
-block!(
-    two_parts_low,
-    1,
-    ["2048", "4096"],
-    |raw| [],
-    left!(1, "0"),
-    right!("2048"),
-    products!(1, then right "0"),
-    products!(1)
-);
+
+/// [`block`] with two parts on the right.
+macro_rules! block_of_two_parts {
+    ($name:ident, $tiles:tt) => {
+        block!(
+            $name,
+            $tiles,
+            ["2048", "4096"],
+            |raw| [],
+            left!($tiles, "0"),
+            right!("2048"),
+            products!($tiles, then right "0"),
+            products!($tiles)
+        );
+    };
+}
+
+block_of_two_parts!(two_parts, 2);
+block_of_two_parts!(two_parts_low, 1);
 
 /// A strip of two tiles of rows times a panel of one part, while `softmax` goes on.
 ///
