@@ -1,66 +1,120 @@
 //! Recognises other files by their first bytes, so that a message can name them.
 
+use std::fmt;
+
 /// Bytes that [`recognise`] wants to see.
 pub(crate) const PREFIX: usize = 512;
 
-/// An archive that torch.save did not write.
-pub(crate) const ZIP: &str = "a zip archive";
-/// A model compiled by `torch.jit`.
-pub(crate) const PROGRAM: &str = "a TorchScript archive";
-/// No safetensors file is one: the length of its header has bytes of zero.
-pub(crate) const TEXT: &str = "a text";
-/// See [`recognise`].
-pub(crate) const TAR: &str = "a tar archive";
-/// See [`recognise`].
-pub(crate) const LEGACY: &str = "a PyTorch checkpoint of the old format (a Python pickle, no zip archive)";
-/// See [`recognise`].
-pub(crate) const PICKLE: &str = "a Python pickle";
-/// See [`recognise`].
-pub(crate) const LFS_POINTER: &str = "a Git LFS pointer";
-/// See [`recognise`].
-pub(crate) const HTML: &str = "an HTML page";
-/// See [`recognise`].
-pub(crate) const JSON: &str = "a JSON text";
+/// What a file is by its first bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A zip archive that torch.save did not write.
+    Zip,
+    /// A zip archive of torch.save.
+    Torch,
+    /// A model compiled by `torch.jit`.
+    TorchScript,
+    /// What torch.save wrote before it wrote zip archives.
+    LegacyTorch,
+    /// A pickle of another program.
+    Pickle,
+    /// A safetensors file.
+    Safetensors,
+    /// A tar archive.
+    Tar,
+    /// A gzip archive.
+    Gzip,
+    /// What stands in a repository for a file that Git LFS holds.
+    LfsPointer,
+    /// An HTML page.
+    Html,
+    /// A text that begins as an object of JSON does.
+    Json,
+    /// A text in UTF-8 that is none of these.
+    Text,
+    /// A model that ONNX Runtime saved in its own format.
+    Ort,
+    /// An ONNX model.
+    Onnx,
+    /// A TensorFlow Lite model.
+    TfLite,
+    /// A GGUF model.
+    Gguf,
+    /// An HDF5 file.
+    Hdf5,
+    /// A NumPy array.
+    Npy,
+}
 
-/// See [`recognise`].
-pub(crate) const ORT: &str = "an ONNX Runtime model (.ort)";
-/// See [`recognise`].
-pub(crate) const ONNX: &str = "an ONNX model";
+impl FileKind {
+    /// With its article, as sentences of messages begin.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Zip => "a zip archive",
+            Self::Torch => "a PyTorch file",
+            Self::TorchScript => "a TorchScript archive",
+            Self::LegacyTorch => "a PyTorch checkpoint of the old format (a Python pickle, no zip archive)",
+            Self::Pickle => "a Python pickle",
+            Self::Safetensors => "a safetensors file",
+            Self::Tar => "a tar archive",
+            Self::Gzip => "a gzip archive",
+            Self::LfsPointer => "a Git LFS pointer",
+            Self::Html => "an HTML page",
+            Self::Json => "a JSON text",
+            Self::Text => "a text",
+            Self::Ort => "an ONNX Runtime model (.ort)",
+            Self::Onnx => "an ONNX model",
+            Self::TfLite => "a TensorFlow Lite model",
+            Self::Gguf => "a GGUF model",
+            Self::Hdf5 => "an HDF5 file",
+            Self::Npy => "a NumPy array",
+        }
+    }
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 /// The number 0x1950a86a20f9469cfc6c, as a pickle writes it.
 const LEGACY_MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19";
 
 /// First bytes, and what they stand for.
-const MAGICS: [(&[u8], &str); 9] = [
-    (b"GGUF", "a GGUF model"),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-    (b"\x93NUMPY", "a NumPy array"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"version https://git-lfs", LFS_POINTER),
-    (b"<!DOCTYPE", HTML),
-    (b"<!doctype", HTML),
-    (b"<html", HTML),
-    (b"{", JSON),
+const MAGICS: [(&[u8], FileKind); 9] = [
+    (b"GGUF", FileKind::Gguf),
+    (b"\x89HDF\r\n\x1a\n", FileKind::Hdf5),
+    (b"\x93NUMPY", FileKind::Npy),
+    (b"\x1f\x8b", FileKind::Gzip),
+    (b"version https://git-lfs", FileKind::LfsPointer),
+    (b"<!DOCTYPE", FileKind::Html),
+    (b"<!doctype", FileKind::Html),
+    (b"<html", FileKind::Html),
+    (b"{", FileKind::Json),
 ];
 
-/// What a file that starts with `prefix` is, where that is known and not safetensors.
-pub(crate) fn recognise(prefix: &[u8]) -> Option<&'static str> {
+/// What a file that starts with `prefix` is, where that is known: no safetensors file and no [`FileKind::Text`], which
+/// [`is_safetensors`] and [`is_text`] find, and [`FileKind::Zip`] for every zip archive.
+pub(crate) fn recognise(prefix: &[u8]) -> Option<FileKind> {
     if is_zip(prefix) {
-        return Some(ZIP);
+        return Some(FileKind::Zip);
     }
     match prefix.get(4..8) {
-        Some(b"TFL3") => return Some("a TensorFlow Lite model"),
-        Some(b"ORTM") => return Some(ORT),
+        Some(b"TFL3") => return Some(FileKind::TfLite),
+        Some(b"ORTM") => return Some(FileKind::Ort),
         _ => {}
     }
     if is_onnx(prefix) {
-        return Some(ONNX);
+        return Some(FileKind::Onnx);
     }
     if is_pickle(prefix) {
-        return Some(if prefix.get(2..14) == Some(LEGACY_MAGIC) { LEGACY } else { PICKLE });
+        let is_legacy = prefix.get(2..14) == Some(LEGACY_MAGIC);
+        return Some(if is_legacy { FileKind::LegacyTorch } else { FileKind::Pickle });
     }
     if prefix.get(257..262) == Some(b"ustar") {
-        return Some(TAR);
+        return Some(FileKind::Tar);
     }
     MAGICS.iter().find(|(magic, _)| prefix.starts_with(magic)).map(|(_, kind)| *kind)
 }

@@ -8,6 +8,7 @@ use super::{
     dtype::Dtype,
     file_help::{NO_COMMAND, shell_word},
 };
+use crate::file_kind::FileKind;
 use crate::files::{ErrorKind, help_with};
 
 /// Why a checkpoint cannot be opened.
@@ -113,7 +114,7 @@ pub enum CheckpointError {
         /// The file.
         file: String,
         /// Its kind, by content.
-        found: &'static str,
+        found: FileKind,
     },
     /// A tensor has an element type that the format does not know.
     #[error("{file}: tensor {tensor} has element type {found}, which is not supported (known: {})", Dtype::known())]
@@ -312,7 +313,7 @@ impl CheckpointError {
             Self::OneShard { .. } => "give the folder that holds them all",
             Self::SeveralModels { .. } => "give the file itself, or keep only one of them in the folder",
             Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",
-            Self::FileKind { file, found } => return super::file_help::help(found, file),
+            Self::FileKind { file, found } => return super::file_help::help(*found, file),
             Self::Behind { file, end, .. } => {
                 let again = "copy or download it again, or cut off what follows";
                 return Some(match shell_word(file) {

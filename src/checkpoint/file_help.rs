@@ -2,25 +2,25 @@
 
 use std::path::Path;
 
-use crate::file_kind;
+use crate::file_kind::FileKind;
 
 /// How to come from the file `file` of such a kind to a supported one.
-pub(super) fn help(kind: &str, file: &str) -> Option<String> {
+pub(super) fn help(kind: FileKind, file: &str) -> Option<String> {
     let help = match kind {
-        file_kind::PICKLE => return Some(saved_again("sys, pickle", r#"pickle.load(open(sys.argv[1], "rb"))"#, file)),
-        file_kind::LEGACY => {
+        FileKind::Pickle => return Some(saved_again("sys, pickle", r#"pickle.load(open(sys.argv[1], "rb"))"#, file)),
+        FileKind::LegacyTorch => {
             let loaded = r#"torch.load(sys.argv[1], map_location="cpu", weights_only=False)"#;
             return Some(saved_again("sys", loaded, file));
         }
-        file_kind::PROGRAM => {
+        FileKind::TorchScript => {
             let weights = r#"torch.jit.load(sys.argv[1], map_location="cpu").state_dict()"#;
             return Some(format!("save its state_dict(), {}", saved_again("sys", weights, file)));
         }
-        file_kind::TAR => "unpack it, and give the file or folder in it",
-        file_kind::LFS_POINTER => "fetch the file itself with \"git lfs pull\"",
-        file_kind::HTML => "the download failed; download the file again",
-        file_kind::JSON => "give the folder that holds it",
-        file_kind::ORT | file_kind::ONNX => {
+        FileKind::Tar => "unpack it, and give the file or folder in it",
+        FileKind::LfsPointer => "fetch the file itself with \"git lfs pull\"",
+        FileKind::Html => "the download failed; download the file again",
+        FileKind::Json => "give the folder that holds it",
+        FileKind::Ort | FileKind::Onnx => {
             "an exported model is no checkpoint: give the folder or file that was trained"
         }
         _ => "give the .safetensors file that the model was trained into",

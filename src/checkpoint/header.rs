@@ -11,7 +11,7 @@ use super::{
     json::Reader,
     limits,
 };
-use crate::file_kind;
+use crate::file_kind::{self, FileKind};
 
 /// Bytes of the little-endian length in front of the header.
 const LENGTH: u64 = 8;
@@ -103,7 +103,7 @@ fn header_length(file: &str, file_size: u64, prefix: &[u8]) -> Result<u64, Check
     let length = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let first = prefix.get(LENGTH as usize);
     let plausible = length.is_some_and(|length| length <= limits::FORMAT_HEADER) && first == Some(&b'{');
-    let text = || (length.is_some() && file_kind::is_text(prefix)).then_some(file_kind::TEXT);
+    let text = || (length.is_some() && file_kind::is_text(prefix)).then_some(FileKind::Text);
     if let Some(found) = file_kind::recognise(prefix).or_else(text).filter(|_| !plausible) {
         return Err(CheckpointError::FileKind { file: file.into(), found });
     }

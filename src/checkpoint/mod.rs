@@ -74,6 +74,7 @@ use std::{
 
 use moa_graphs::{TensorDirectory, Weight, families::Config};
 
+pub use crate::file_kind::FileKind;
 pub use crate::files::ErrorKind;
 pub use dtype::Dtype;
 pub use error::CheckpointError;

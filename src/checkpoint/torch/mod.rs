@@ -33,7 +33,7 @@ use super::{
     input::{InputFile, ReadError},
     limits,
 };
-use crate::file_kind;
+use crate::file_kind::{self, FileKind};
 use config::Keys;
 use crc32::Crc32;
 use gather::Kept;
@@ -163,8 +163,8 @@ impl Contents {
         let size = usize::try_from(source.size).unwrap_or(usize::MAX).min(file_kind::PREFIX);
         let prefix = source.at(0, size)?;
         let other = |found| CheckpointError::FileKind { file: source.file.into(), found };
-        let other_zip = other(file_kind::ZIP);
-        let program = other(file_kind::PROGRAM);
+        let other_zip = other(FileKind::Zip);
+        let program = other(FileKind::TorchScript);
         let archive = match Archive::read(source) {
             Err(_) if zip::lists_all(source, &[PROGRAM, CODE]) => return Err(program),
             Err(_) if !zip::is_cut(source.size) && !file_kind::names_pickle(&prefix) => return Err(other_zip),

@@ -35,7 +35,7 @@ pub(crate) use operator_node::{module_of, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;
 
-use crate::file_kind;
+use crate::file_kind::{self, FileKind};
 
 use super::proto::tensor_proto::DataType;
 use super::proto::tensor_shape_proto::dimension;
@@ -141,13 +141,13 @@ pub fn read_model(path: &Path) -> Result<OnnxFile, ReadError> {
 fn other_format(bytes: &[u8]) -> Option<Fault> {
     let prefix = &bytes[..bytes.len().min(file_kind::PREFIX)];
     let is_torch = file_kind::is_zip(prefix) && file_kind::names_pickle(prefix);
-    let known = is_torch.then_some("a PyTorch file").or_else(|| file_kind::recognise(prefix));
-    let known = known.or_else(|| file_kind::is_safetensors(prefix).then_some("a safetensors file"));
-    let kind = known.or_else(|| file_kind::is_text(prefix).then_some(file_kind::TEXT))?;
+    let known = is_torch.then_some(FileKind::Torch).or_else(|| file_kind::recognise(prefix));
+    let known = known.or_else(|| file_kind::is_safetensors(prefix).then_some(FileKind::Safetensors));
+    let kind = known.or_else(|| file_kind::is_text(prefix).then_some(FileKind::Text))?;
     let fault = Fault::malformed(format!("{kind}, expected an ONNX model (.onnx)"));
     match kind {
-        file_kind::ONNX => None,
-        file_kind::ORT => Some(fault.help("give the .onnx file that it was made of; ONNX Runtime alone reads .ort")),
+        FileKind::Onnx => None,
+        FileKind::Ort => Some(fault.help("give the .onnx file that it was made of; ONNX Runtime alone reads .ort")),
         _ => Some(fault),
     }
 }
