@@ -4,7 +4,7 @@
 use std::{
     fs::{File, Metadata},
     io::{self, Read},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// What a failure means for the caller, independent of its details.
@@ -43,6 +43,11 @@ pub(crate) fn name_of(path: &Path) -> String {
 /// The folder that a file lies in.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A file of a folder, as users name it.
+pub(crate) fn in_folder(folder: &Path, name: &str) -> PathBuf {
+    if folder == Path::new(".") { name.into() } else { folder.join(name) }
 }
 
 /// Most bytes that are read from a pipe.

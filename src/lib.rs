@@ -63,6 +63,7 @@ pub mod random;
 pub mod reference;
 pub mod report;
 pub mod scratch;
+mod shell;
 mod side_files;
 pub mod tensor;
 pub mod tensor_file;

@@ -132,3 +132,13 @@ impl Tensor {
         if let TensorData::F64(values) = &self.data { Some(values) } else { None }
     }
 }
+
+/// Where the value with the number `index` of a tensor of such a shape stands.
+pub(crate) fn coordinates(mut index: usize, shape: &[usize]) -> Vec<usize> {
+    let mut result = vec![0; shape.len()];
+    for (place, size) in result.iter_mut().zip(shape).rev() {
+        *place = index % size.max(&1);
+        index /= size.max(&1);
+    }
+    result
+}

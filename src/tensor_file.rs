@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 
 use crate::files::read_whole;
-use crate::tensor::{NamedTensors, Tensor, TensorData, TensorShapeError};
+use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 /// Why tensors cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum TensorFileError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: safetensors::SafeTensorError,
+        source: SafeTensorError,
     },
     /// The bytes are those of a file that NumPy wrote.
     #[error("{} is {kind} of NumPy, expected a safetensors file", .path.display())]
@@ -46,12 +46,9 @@ pub enum TensorFileError {
         /// Its type.
         dtype: Dtype,
     },
-    /// A tensor does not fit its shape.
-    #[error(transparent)]
-    Shape(#[from] TensorShapeError),
     /// Outputs cannot be encoded.
     #[error("outputs cannot be encoded: {0}")]
-    Encode(safetensors::SafeTensorError),
+    Encode(SafeTensorError),
 }
 
 /// Reads the tensors of `path`.
@@ -73,7 +70,11 @@ pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
             tensor: name.into(),
             dtype: view.dtype(),
         })?;
-        tensors.insert(name.into(), Tensor::new(view.shape(), data)?);
+        let tensor = Tensor::new(view.shape(), data).map_err(|_| TensorFileError::Malformed {
+            path: path.into(),
+            source: SafeTensorError::TensorInvalidInfo,
+        })?;
+        tensors.insert(name.into(), tensor);
     }
     Ok(tensors)
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::BackendError;
 use crate::onnx::proto::tensor_proto::DataType;
-use crate::onnx::read::{Dim, OnnxFile, PositionTable, ValueInfo, dims_text};
-use crate::tensor::{NamedTensors, Tensor, TensorData};
+use crate::onnx::read::{Dim, OnnxFile, PositionTable, ValueInfo, dims_text, is_past, sum};
+use crate::tensor::{NamedTensors, Tensor, TensorData, coordinates};
 
 /// Inputs that a model takes.
 pub(super) struct Signature {
@@ -56,7 +56,7 @@ impl Signature {
         let values = tensor.as_i64().unwrap_or_default();
         match values.iter().position(|value| !(0..=most).contains(value)) {
             Some(index) => {
-                let found = format!("{} at {:?}", values[index], place(index, tensor.shape()));
+                let found = format!("{} at {:?}", values[index], coordinates(index, tensor.shape()));
                 Err(misfit(name, expected, found))
             }
             None => Ok(()),
@@ -91,7 +91,7 @@ impl Signature {
             let Some((dims, tensor)) = input.dims.as_ref().zip(tensors.get(&input.name)) else { continue };
             for (dim, size) in dims.iter().zip(tensor.shape()) {
                 let Dim::Symbolic(name) = dim else { continue };
-                if let Some(expected) = sum(name, sizes).filter(|expected| expected != size) {
+                if let Some(expected) = sum(name, |term| sizes.get(term).copied()).filter(|expected| expected != size) {
                     let expected = format!("{} with {name} = {expected}", describe(input));
                     let found = format!("{} {:?}", tensor.data().type_name(), tensor.shape());
                     return Err(misfit(&input.name, expected, found));
@@ -104,29 +104,12 @@ impl Signature {
 
 /// Only what came before may be empty: without a row or a token there is nothing to compute.
 fn check_not_empty(input: &ValueInfo, tensor: &Tensor) -> Result<(), BackendError> {
-    let empty =
-        |(dim, size): (&Dim, &usize)| *size == 0 && matches!(dim, Dim::Symbolic(name) if !name.starts_with("past"));
+    let empty = |(dim, size): (&Dim, &usize)| *size == 0 && matches!(dim, Dim::Symbolic(name) if !is_past(name));
     if !input.dims.iter().flatten().zip(tensor.shape()).any(empty) {
         return Ok(());
     }
     let expected = format!("{} of at least 1 each", describe(input));
     Err(misfit(&input.name, expected, format!("{} {:?}", tensor.data().type_name(), tensor.shape())))
-}
-
-/// Where the value with the number `index` stands.
-fn place(index: usize, shape: &[usize]) -> Vec<usize> {
-    let mut rest = index;
-    let mut place: Vec<_> = shape
-        .iter()
-        .rev()
-        .map(|size| {
-            let coordinate = rest % size.max(&1);
-            rest /= size.max(&1);
-            coordinate
-        })
-        .collect();
-    place.reverse();
-    place
 }
 
 fn misfit(name: &str, expected: String, found: String) -> BackendError {
@@ -152,12 +135,6 @@ fn fits<'a>(input: &'a ValueInfo, tensor: &Tensor, sizes: &mut HashMap<&'a str, 
         Dim::Unknown => true,
     };
     dims.len() == tensor.shape().len() && dims.iter().zip(tensor.shape()).all(matches)
-}
-
-/// The value of a name such as `past + sequence`, where all of its terms are known.
-fn sum(name: &str, sizes: &HashMap<&str, usize>) -> Option<usize> {
-    let mut terms = name.split('+').map(|term| sizes.get(term.trim()).copied());
-    if name.contains('+') { terms.try_fold(0usize, |sum, term| sum.checked_add(term?)) } else { None }
 }
 
 fn describe(input: &ValueInfo) -> String {

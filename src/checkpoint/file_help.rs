@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::file_kind::FileKind;
+use crate::{file_kind::FileKind, shell::path_word};
 
 /// How to come from the file `file` of such a kind to a supported one.
 pub(super) fn help(kind: FileKind, file: &str) -> Option<String> {
@@ -51,7 +51,5 @@ pub(super) fn shell_word(shown: &str) -> Option<String> {
     if shown.contains(['\\', char::REPLACEMENT_CHARACTER]) {
         return None;
     }
-    let path = if shown.starts_with('-') { format!("./{shown}") } else { shown.to_owned() };
-    let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '+' | '=' | ',' | ':' | '@');
-    Some(if path.chars().all(plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) })
+    path_word(Path::new(shown))
 }

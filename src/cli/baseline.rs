@@ -19,12 +19,12 @@ use super::{
     inspect::{FEWEST_SYMBOLS, preset, with_vocabulary},
     note_of_keys, print_result,
     progress::Progress,
-    shell::word,
 };
 use crate::{
     checkpoint::read_config,
     export::{ExportOptions, export_model_watched},
     file_names::{GRAPHS, data_file, graph_file},
+    shell::word,
 };
 
 const DETAILS: &str = "\

@@ -28,7 +28,7 @@ use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
     engine::{BuildOptions, Dtype, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
     file_names::graphs_in,
-    files::{name_of, read_whole},
+    files::{in_folder, name_of, read_whole},
     onnx::{OnnxFile, Staging, read_model},
 };
 
@@ -157,7 +157,7 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
         for (name, bytes) in [(&graph.plan, &plan.bytes), (&lock_of(&graph.plan), &plan.lock.to_json().into_bytes())] {
             staging.write(name, bytes)?;
         }
-        done.push(Done { plan, path: place(&folder, &graph.plan), elapsed: start.elapsed() });
+        done.push(Done { plan, path: in_folder(&folder, &graph.plan), elapsed: start.elapsed() });
     }
     ending.place(|| {
         staging.commit()?;
@@ -169,16 +169,11 @@ pub(super) fn run(arguments: &BuildArguments) -> Result<ExitCode, Failure> {
 
 /// Refuses to write over a model, or one result over another, whatever may be replaced.
 fn keep_models(arguments: &BuildArguments, folder: &Path, names: &[String], graphs: &[Graph]) -> Result<(), Failure> {
-    let written: Vec<_> = names.iter().map(|name| place(folder, name)).chain(arguments.timing_cache.clone()).collect();
+    let written: Vec<_> =
+        names.iter().map(|name| in_folder(folder, name)).chain(arguments.timing_cache.clone()).collect();
     let written: Vec<_> = written.iter().map(|path| Some(path.as_path())).collect();
-    let of_graph = |graph: &Graph| [vec![graph.file.path().to_path_buf()], graph.file.data_files()].concat();
-    let read: Vec<_> = graphs.iter().flat_map(of_graph).collect();
+    let read: Vec<_> = graphs.iter().flat_map(|graph| graph.file.files()).collect();
     keep_apart(&written, read.iter().map(PathBuf::as_path))
-}
-
-/// A file of `folder`, as users name it.
-fn place(folder: &Path, name: &str) -> PathBuf {
-    if folder == Path::new(".") { name.into() } else { folder.join(name) }
 }
 
 /// The graphs, and the folder of their plans.

@@ -16,7 +16,6 @@ use super::{
     output_file::STDOUT,
     print_result,
     progress::Progress,
-    shell::path_word,
     table::size,
     tensorrt_args::TensorRtArguments,
     verify,
@@ -27,6 +26,8 @@ use crate::{
     backend::operator_library_to_copy,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
     file_names::{ENCODER, GENAI_CONFIG, GRAPHS, data_file, graph_file},
+    files::folder_of,
+    shell::path_word,
     side_files,
     text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
 };
@@ -155,7 +156,7 @@ fn file_of<'a>(report: &'a ExportReport, name: &str) -> Option<&'a Path> {
 /// Says that text must be split before it is given, where a dictionary holds pieces and `generate` does not split.
 fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
     let Some(config) = file_of(report, CONFIG_FILE) else { return Ok(()) };
-    let folder = config.parent().unwrap_or(Path::new("."));
+    let folder = folder_of(config);
     let config = GenerationConfig::read(folder)?;
     if config.segmentation != Segmentation::Words {
         return Ok(());

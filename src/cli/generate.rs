@@ -1,6 +1,6 @@
 //! `moa-export generate`.
 
-use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{ops::ControlFlow, process::ExitCode, sync::Arc, time::Duration};
 
 use super::{
     Failure,
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     backend::{OrtOperators, OrtOptions},
     file_names::graphs_in,
+    files::folder_of,
     generate::{
         Finish, GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions,
         holds_causal_lm,
@@ -30,8 +31,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         return Err(GenerateError::Missing { path: arguments.folder.clone() }.into());
     }
     if !arguments.folder.is_dir() {
-        let parent = arguments.folder.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let help = format!("give the folder that holds it: {}", parent.unwrap_or(Path::new(".")).display());
+        let help = format!("give the folder that holds it: {}", folder_of(&arguments.folder).display());
         return Err(Failure::usage(format!("{} is no folder", arguments.folder.display()), Some(&help)));
     }
     let backend = match arguments.backend {

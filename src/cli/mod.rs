@@ -32,7 +32,6 @@ mod receipt;
 mod run;
 mod run_args;
 mod shape_args;
-mod shell;
 mod signals;
 mod size_args;
 mod table;
@@ -200,7 +199,7 @@ fn help_of_json(said: &str) -> Option<String> {
     let joined = words.iter().filter_map(|word| word.strip_prefix("--json="));
     let apart = words.windows(2).filter(|pair| pair[0] == "--json").map(|pair| pair[1].as_str());
     let file = joined.chain(apart).find(|file| said.contains(&format!("'{file}'")))?;
-    Some(format!("`--json` prints to stdout; redirect with `> {}`", shell::word(file)))
+    Some(format!("`--json` prints to stdout; redirect with `> {}`", crate::shell::word(file)))
 }
 
 /// Which option takes what was typed without one.

@@ -19,7 +19,6 @@ use super::{
     print_result,
     run::only_graph,
     shape_args::ShapeArguments,
-    shell::word,
 };
 use crate::{
     backend::find_tensorrt_plugin,
@@ -34,6 +33,7 @@ use crate::{
         read::{Dim, ValueInfo},
         read_model,
     },
+    shell::word,
 };
 
 const DETAILS: &str = "\

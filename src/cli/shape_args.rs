@@ -5,8 +5,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, error::Error};
 use super::Failure;
 use crate::{
     engine::{Profile, ProfileError, ShapeList, Sizes, listed_shapes, open_dims, shapes},
-    latency::PAST,
-    onnx::read::{Dim, ValueInfo},
+    onnx::read::{Dim, ValueInfo, is_past},
 };
 
 #[derive(Debug, Args)]
@@ -188,7 +187,7 @@ fn nothing_is_empty(inputs: &[ValueInfo], profile: &Profile) -> Result<(), Profi
     for (input, shapes) in inputs.iter().zip(profile) {
         let dims = input.dims.iter().flatten();
         let empty = dims.zip(&shapes.min).find_map(|(dim, size)| match dim {
-            Dim::Symbolic(name) if *size == 0 && name != PAST => Some(name.clone()),
+            Dim::Symbolic(name) if *size == 0 && !is_past(name) => Some(name.clone()),
             _ => None,
         });
         if let Some(name) = empty {

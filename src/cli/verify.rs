@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
+use clap::ValueEnum;
 use moa_graphs::Precision;
 use serde::Serialize;
 use serde_json::Value;
@@ -30,9 +31,6 @@ use crate::{
     },
 };
 
-const ALL: [BackendArgument; 4] =
-    [BackendArgument::Ort, BackendArgument::OrtFunction, BackendArgument::Tract, BackendArgument::Tensorrt];
-
 pub(super) fn run(arguments: &VerifyArguments) -> Result<ExitCode, Failure> {
     let VerifyArguments { model, json, report, .. } = arguments;
     let places = [Some(model), json.as_ref(), report.as_ref()].into_iter().flatten();
@@ -55,7 +53,7 @@ pub(super) fn verify(
     ending: &Ending,
 ) -> Result<ExitCode, Failure> {
     let named = !arguments.backends.is_empty();
-    let chosen = if named { arguments.backends.as_slice() } else { &ALL };
+    let chosen = if named { arguments.backends.as_slice() } else { BackendArgument::value_variants() };
     arguments.tensorrt.check(chosen)?;
     check_ort_options(chosen, arguments.library.as_deref(), arguments.threads)?;
     let backend_options = BackendOptions {

@@ -51,10 +51,10 @@ impl Receipt {
         backends: &[Box<dyn Backend>],
         result: &Verification,
     ) -> Result<Self, Failure> {
-        let graphs = || result.files.iter().filter(|file| file.extension().is_none_or(|ending| ending != "data"));
         let plan = arguments.tensorrt.plan.iter();
+        let graphs = result.graph_paths.iter();
         let plans: BTreeSet<PathBuf> =
-            plan.flat_map(|plan| graphs().filter_map(|graph| plan_for(plan, graph))).collect();
+            plan.flat_map(|plan| graphs.clone().filter_map(|graph| plan_for(plan, graph))).collect();
         let mut files = Vec::new();
         for path in result.files.iter().chain(&plans) {
             let (sha256, bytes) = hash_file(path)?;

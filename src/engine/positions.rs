@@ -1,7 +1,7 @@
 //! Rows that a model has positions for, beside the shapes of an engine.
 
-use super::{InputShapes, Profile, ProfileError, profile::terms};
-use crate::onnx::read::{Dim, OnnxFile, ValueInfo};
+use super::{InputShapes, Profile, ProfileError};
+use crate::onnx::read::{Dim, OnnxFile, ValueInfo, terms};
 
 /// Fails where a profile is for rows of more tokens than `file` has positions: where no row can have the most frequent
 /// sizes, or the largest size of one dimension whatever the others are.

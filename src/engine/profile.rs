@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::onnx::read::{Dim, ValueInfo};
+use crate::onnx::read::{Dim, ValueInfo, terms};
 
 /// Smallest, most frequent and largest size of one open dimension.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,11 +141,6 @@ pub fn open_dims(inputs: &[ValueInfo]) -> Vec<String> {
         }
     }
     names
-}
-
-/// The summands of a dimension such as `past_sequence + sequence`.
-pub(super) fn terms(dim: &str) -> impl Iterator<Item = &str> {
-    dim.split('+').map(str::trim)
 }
 
 /// The shapes of every input where the open dimensions have the sizes `dims`.

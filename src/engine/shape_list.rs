@@ -2,11 +2,8 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use super::{
-    InputShapes, Profile, ProfileError,
-    profile::{MOST, terms},
-};
-use crate::onnx::read::{Dim, ValueInfo, dims_text};
+use super::{InputShapes, Profile, ProfileError, profile::MOST};
+use crate::onnx::read::{Dim, ValueInfo, dims_text, terms};
 
 /// Shapes by the names of inputs, in the order in which they were given.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use moa_graphs::NamedGraph;
 use super::{ExportError, ExternalData};
 use crate::{
     file_names::{DATA, graph_file},
-    files::folder_of,
+    files::{folder_of, in_folder},
     onnx::{INLINE_LIMIT, weight_bytes},
 };
 
@@ -34,7 +34,7 @@ pub(super) struct PlannedFile {
 impl Plan {
     /// Place of the file `name`.
     pub(super) fn path(&self, name: &str) -> PathBuf {
-        if self.folder == Path::new(".") { name.into() } else { self.folder.join(name) }
+        in_folder(&self.folder, name)
     }
 
     pub(super) fn new(

@@ -170,12 +170,7 @@ impl TextGenerator {
         })
     }
 
-    /// Whether the folder has a `tokenizer.json`; without it prompts are token ids.
-    pub const fn has_tokenizer(&self) -> bool {
-        self.tokenizer.is_some()
-    }
-
-    /// The folder's tokenizer, where it has one.
+    /// The folder's tokenizer, where it has one; without it prompts are token ids.
     pub const fn tokenizer(&self) -> Option<&HubTokenizer> {
         self.tokenizer.as_ref()
     }
@@ -338,7 +333,7 @@ impl TextGenerator {
     /// In the order of the prompts.
     fn continuations(&self, mut done: Vec<Row>) -> Vec<Continuation> {
         done.sort_by_key(|row| row.prompt);
-        let with_text = self.has_tokenizer();
+        let with_text = self.tokenizer.is_some();
         let continuation = |row: Row| Continuation {
             text: with_text.then_some(row.text),
             tokens: row.tokens,

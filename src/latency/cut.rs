@@ -16,9 +16,6 @@ use crate::onnx::{
     read::{module_of, operator_input, operator_of},
 };
 
-/// What a router reads in a graph that was cut out: its own input, or where there is none the hidden states.
-pub(super) const READ_BY_ROUTERS: [&str; 2] = ["router_input", "hidden_states"];
-
 /// A graph of one operator.
 #[derive(Debug, Clone)]
 pub(super) struct CutOperator {

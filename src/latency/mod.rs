@@ -40,12 +40,12 @@ pub use steering::Choice;
 pub use subjects::{LeftOut, Model, left_out};
 
 use contest::Contest;
-use cut::READ_BY_ROUTERS;
 use shapes::{point_of, random_inputs};
 use subjects::{Job, common_parts, jobs};
 
 use crate::{
     backend::{Backend, OrtOptions},
+    onnx::read::READ_BY_ROUTERS,
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
 };

@@ -7,7 +7,7 @@ use crate::{
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
-        read::{Dim, ValueInfo},
+        read::{Dim, ValueInfo, sum},
     },
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
@@ -198,7 +198,7 @@ fn shape(input: &ValueInfo, point: &Sizes) -> Result<Vec<usize>, LatencyError> {
     let dims = input.dims.as_ref().ok_or_else(unknown)?;
     let size = |dim: &Dim| match dim {
         Dim::Fixed(size) => Some(*size),
-        Dim::Symbolic(sum) => sum.split('+').map(|name| point.get(name.trim()).copied()).sum(),
+        Dim::Symbolic(name) => sum(name, |term| point.get(term).copied()),
         Dim::Unknown => None,
     };
     dims.iter().map(|dim| size(dim).ok_or_else(unknown)).collect()

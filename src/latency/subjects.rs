@@ -88,8 +88,7 @@ impl Model {
     pub fn files(&self) -> Result<Vec<ModelFile>, LatencyError> {
         let mut paths = BTreeSet::new();
         for (_, file) in &self.parts {
-            paths.insert(file.path().to_path_buf());
-            paths.extend(file.data_files());
+            paths.extend(file.files());
         }
         let mut files = Vec::new();
         for path in paths {

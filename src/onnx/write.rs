@@ -11,7 +11,10 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile, TempDir, TempPath};
 
-use crate::{files::folder_of, scratch};
+use crate::{
+    files::{folder_of, in_folder},
+    scratch,
+};
 
 /// What work on one file or folder may leave behind where it is not let finish.
 #[derive(Debug)]
@@ -194,7 +197,7 @@ impl Staging {
 
     /// Final place of the file `name`.
     fn target(&self, name: &str) -> PathBuf {
-        if self.folder == Path::new(".") { name.into() } else { self.folder.join(name) }
+        in_folder(&self.folder, name)
     }
 
     fn check_target(&self, path: &Path) -> Result<(), WriteError> {

@@ -1,6 +1,6 @@
 //! Float comparison: the one formula of the project.
 
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, coordinates};
 
 /// How far a value may be from its reference: `|a - b| <= atol + rtol * |b|`.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -102,7 +102,7 @@ impl Comparison {
         let shape = expected.shape();
         let difference = |index: usize, found: f64, expected: f64| Difference {
             place: place.into(),
-            index: unravel(index, shape),
+            index: coordinates(index, shape),
             found,
             expected,
         };
@@ -134,15 +134,6 @@ impl Comparison {
 fn ulp(value: f64) -> f64 {
     let value = (value.abs() as f32).max(f32::MIN_POSITIVE);
     f64::from(f32::from_bits(value.to_bits() + 1) - value)
-}
-
-fn unravel(mut index: usize, shape: &[usize]) -> Vec<usize> {
-    let mut result = vec![0; shape.len()];
-    for axis in (0..shape.len()).rev() {
-        result[axis] = index % shape[axis].max(1);
-        index /= shape[axis].max(1);
-    }
-    result
 }
 
 /// Absolute difference, infinite at NaN.
@@ -230,6 +221,6 @@ mod tests {
 
     #[test]
     fn indices_follow_the_shape() {
-        assert_eq!(unravel(17, &[2, 3, 4]), [1, 1, 1]);
+        assert_eq!(coordinates(17, &[2, 3, 4]), [1, 1, 1]);
     }
 }

@@ -53,8 +53,11 @@ impl Files {
     }
 
     pub(super) fn paths(&self) -> Vec<PathBuf> {
-        let of_graph = |(_, file): &(Part, OnnxFile)| [vec![file.path().to_path_buf()], file.data_files()].concat();
-        self.graphs.iter().flat_map(of_graph).collect()
+        self.graphs.iter().flat_map(|(_, file)| file.files()).collect()
+    }
+
+    pub(super) fn graph_paths(&self) -> Vec<PathBuf> {
+        self.graphs.iter().map(|(_, file)| file.path().to_path_buf()).collect()
     }
 
     /// Whether the files say that they come from other weights than those of `checkpoint`; nothing where they do not

@@ -25,6 +25,7 @@ use super::{
     spread::Spread,
 };
 
+/// Name of the output of scores, whose second dimension is 1 where only the last position has any.
 pub(super) const LOGITS: &str = "logits";
 
 /// Rows that a cache has beyond those that are filled, where it is updated in place.

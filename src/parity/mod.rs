@@ -213,6 +213,9 @@ pub struct Verification {
     /// Files of the export, those of its data included.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
+    /// Those of them that are graphs.
+    #[serde(skip)]
+    pub graph_paths: Vec<PathBuf>,
     /// Whether the export says that it was made from other weights than the checkpoint holds, where it says so and a
     /// constant differs.
     pub of_other_weights: Option<bool>,
@@ -302,6 +305,7 @@ pub fn verify_watched(
         dtype: precision.as_str().into(),
         gate_mode: gate_mode.map(|mode| mode.as_str().into()),
         files: files.paths(),
+        graph_paths: files.graph_paths(),
         of_other_weights,
         audits,
         backends: reports,

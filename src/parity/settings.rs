@@ -3,7 +3,7 @@
 use moa_graphs::{Form, Precision};
 use moa_schema::{AccuracyLevel, DOMAIN, GateMode};
 
-use super::{VerifyError, routing::is_routing_output};
+use super::{VerifyError, graph_check::LOGITS, routing::is_routing_output};
 use crate::{
     metadata,
     onnx::{
@@ -12,9 +12,6 @@ use crate::{
         read::{Dim, accuracy_of, for_each_node},
     },
 };
-
-/// Name of the output of scores, whose second dimension is 1 where only the last position has any.
-const LOGITS: &str = "logits";
 
 /// What decides how a checkpoint is lowered.
 #[derive(Debug, Clone, Copy)]

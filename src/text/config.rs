@@ -93,7 +93,7 @@ impl GenerationConfig {
         let path = folder.join(CONFIG_FILE);
         let text = read_text(&path, LIMIT)?;
         let malformed = |what: String| TextError::malformed(&path, what);
-        let config: Self = serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK))
+        let config: Self = serde_json::from_str(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text))
             .map_err(|error| malformed(error.to_string()))?;
         config.check().map_err(malformed)?;
         Ok(config)

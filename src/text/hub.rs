@@ -89,7 +89,7 @@ impl Keys {
             return Ok(None);
         }
         let text = read_text(path, LIMIT)?;
-        match serde_json::from_str(text.trim_start_matches(BYTE_ORDER_MARK)) {
+        match serde_json::from_str(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text)) {
             Ok(Value::Object(map)) => Ok(Some(Self::new(path, map))),
             Ok(_) => Err(TextError::malformed(path, "no JSON object")),
             Err(error) => Err(TextError::malformed(path, format!("no JSON: {error}"))),

@@ -27,7 +27,7 @@ use crate::{
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
-        read::{Dim, ValueInfo},
+        read::{Dim, ValueInfo, is_past},
     },
     tensor::NamedTensors,
 };
@@ -74,7 +74,7 @@ impl Ranges {
         let given = self.named.iter().find(|sizes| sizes.name == name).map(|sizes| sizes.sizes);
         given.unwrap_or(match name {
             "batch" => self.batch,
-            past if past.starts_with("past") => self.past,
+            past if is_past(past) => self.past,
             _ => self.tokens,
         })
     }

@@ -8,10 +8,7 @@ use super::{Code, FOLDER_HELP, Failure, is_engine_name};
 use crate::{
     backend::{BackendError, BackendErrorKind, EngineError},
     checkpoint::{self, CheckpointError},
-    cli::{
-        codes::{CHECKPOINT, ONNX, WEIGHT},
-        shell::path_word,
-    },
+    cli::codes::{CHECKPOINT, ONNX, WEIGHT},
     engine::{ChoiceError, LockError, PrepareError, ProfileError},
     export::{ExportError, OPSETS, VocabularyError},
     file_names::NoGraph,
@@ -19,6 +16,7 @@ use crate::{
     latency::{LatencyError, PAST},
     onnx::{EncodeError, ReadError, WriteError},
     parity::{AuditError, VerifyError},
+    shell::path_word,
     tensor_file::TensorFileError,
     text::TextError,
 };

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::files::{ErrorKind, escaped};
+use crate::files::{ErrorKind, escaped, help_with};
 
 /// An ONNX file was refused.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,7 @@ impl ReadError {
         match self {
             Self::Refused { help, .. } => *help,
             Self::NoData { .. } => Some("copy it beside the model, under this name; both are one export"),
-            Self::Io { source, .. } => (source.kind() == io::ErrorKind::NotFound).then_some("check the path"),
+            Self::Io { source, .. } => help_with(source),
         }
     }
 

@@ -5,6 +5,7 @@
 //! the right size, and external data is one regular file beside the model.
 
 mod contract;
+mod dims;
 mod error;
 mod external;
 mod limits;
@@ -26,12 +27,14 @@ use prost::bytes::Bytes;
 pub use crate::files::ErrorKind;
 use crate::files::name_of;
 pub(crate) use contract::accuracy_of;
+pub use dims::{Dim, dims_text};
+pub(crate) use dims::{is_past, sum, terms};
 use error::Fault;
 pub use error::ReadError;
 use external::DataFiles;
 pub(super) use limits::MAX_DECODED;
 pub use lookups::PositionTable;
-pub(crate) use operator_node::{module_of, operator_input, operator_of};
+pub(crate) use operator_node::{READ_BY_ROUTERS, module_of, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;
 
@@ -72,33 +75,6 @@ pub struct ValueInfo {
     pub data_type: DataType,
     /// Dimensions, outermost first; `None` where not even the rank is known.
     pub dims: Option<Vec<Dim>>,
-}
-
-/// One dimension of a [`ValueInfo`]; in JSON a number, a name or null.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[serde(untagged)]
-pub enum Dim {
-    /// Always this size.
-    Fixed(usize),
-    /// Equal wherever the same name stands.
-    Symbolic(String),
-    /// Any size.
-    Unknown,
-}
-
-/// Dimensions as messages have them, such as `[batch, 3, ?]`.
-pub fn dims_text(dims: &[Dim]) -> String {
-    format!("[{}]", dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
-}
-
-impl std::fmt::Display for Dim {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Fixed(size) => size.fmt(f),
-            Self::Symbolic(name) => f.write_str(name),
-            Self::Unknown => f.write_str("?"),
-        }
-    }
 }
 
 /// Places of the values of a graph by name.
@@ -228,6 +204,11 @@ impl OnnxFile {
     /// Files of weights beside the model, by name.
     pub fn data_files(&self) -> Vec<PathBuf> {
         self.data.names().map(|name| self.path.with_file_name(name)).collect()
+    }
+
+    /// The model file, and those of its weights.
+    pub fn files(&self) -> Vec<PathBuf> {
+        [vec![self.path.clone()], self.data_files()].concat()
     }
 
     /// Inputs that a run must be given: those without a default value.

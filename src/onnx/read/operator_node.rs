@@ -15,6 +15,9 @@ pub(crate) fn operator_input<'a>(node: &'a NodeProto, parameter: &str) -> Option
     node.input.get(index).map(String::as_str).filter(|name| !name.is_empty())
 }
 
+/// What a router reads: the input of its own, or where there is none the hidden states.
+pub(crate) const READ_BY_ROUTERS: [&str; 2] = ["router_input", "hidden_states"];
+
 /// The module that a node of ours computes; empty for a layer that is a whole model, whose node has its operator's
 /// name.
 pub(crate) fn module_of(node: &NodeProto) -> &str {

@@ -21,12 +21,13 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 const ONNX_READING: [&str; 7] = ["InlineError", "OnnxFile", "ReadError", "inline", "proto", "read", "read_model"];
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 24] = [
+const MODULES: [Module; 25] = [
     module("file_names", &["moa_graphs"], &["moa_graphs::graph", "moa_graphs::lower", "moa_graphs::model"]),
     module("file_kind", &[], &[]),
     module("files", &[], &[]),
+    module("shell", &[], &[]),
     module("metadata", &[], &[]),
-    module("checkpoint", &["file_kind", "file_names", "files", "moa_graphs"], &[]),
+    module("checkpoint", &["file_kind", "file_names", "files", "moa_graphs", "shell"], &[]),
     module("onnx", &["file_kind", "files", "metadata", "moa_graphs", "moa_schema", "scratch"], &[]),
     module("digest", &[], &[]),
     module("random", &[], &[]),
@@ -93,6 +94,7 @@ const MODULES: [Module; 24] = [
             "profile",
             "reference",
             "report",
+            "shell",
             "side_files",
             "tensor",
             "tensor_file",

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// One argument as a POSIX shell takes it: as it is where no character means anything, else in single quotes.
-pub(super) fn word(text: impl std::fmt::Display) -> String {
+pub(crate) fn word(text: impl std::fmt::Display) -> String {
     let text = text.to_string();
     let plain = |c: char| c.is_alphanumeric() || "-_./,:=@%+".contains(c);
     match !text.is_empty() && text.chars().all(plain) {
@@ -13,7 +13,7 @@ pub(super) fn word(text: impl std::fmt::Display) -> String {
 }
 
 /// A path as a shell takes it for one word and no option; `None` where it is no text.
-pub(super) fn path_word(path: &Path) -> Option<String> {
+pub(crate) fn path_word(path: &Path) -> Option<String> {
     let text = path.to_str()?;
     Some(word(if text.starts_with('-') { format!("./{text}") } else { text.to_owned() }))
 }
