@@ -161,7 +161,7 @@ fn assert_equal_accounts(graph: &GraphInspection, model: &Inspection, what: &str
     let expected = model.total;
     let expected = [expected.parameters, expected.active_parameters, expected.paper_macs, expected.full_macs];
     assert_eq!(total, expected.map(Some), "{what}");
-    assert_eq!(graph.cache_bytes_per_token.unwrap_or(0), model.cache_bytes_per_token, "{what}");
+    assert_eq!(graph.cache_bytes_per_token, Some(model.cache_bytes_per_token), "{what}");
     assert_eq!(graph.sizes, model.sizes, "{what}");
 }
 

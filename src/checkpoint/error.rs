@@ -312,7 +312,9 @@ impl CheckpointError {
             Self::NoIndex { .. } => "copy or download the index beside the shards; rename what is a whole model",
             Self::OneShard { .. } => "give the folder that holds them all",
             Self::SeveralModels { .. } => "give the file itself, or keep only one of them in the folder",
-            Self::NoConfig { .. } => "put config.json beside the checkpoint, or name it with --config FILE",
+            Self::NoConfig { .. } => {
+                "check the path; config.json is looked for beside the checkpoint, and --config FILE names another"
+            }
             Self::FileKind { file, found } => return super::file_help::help(*found, file),
             Self::Behind { file, end, .. } => {
                 let again = "copy or download it again, or cut off what follows";
@@ -351,7 +353,7 @@ impl CheckpointError {
             }
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",
             Self::Io { file, source } => return help_with_file(file, source),
-            Self::Json { .. } => return None,
+            Self::Json { .. } => "mend the file, or copy or download it again",
         };
         Some(help.into())
     }

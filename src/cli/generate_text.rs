@@ -17,6 +17,7 @@ use super::{
     note, print_part, progress,
 };
 use crate::{
+    file_names::{CONFIG, GENERATION_CONFIG},
     generate::{
         Continuation, Finish, GenerateError, GenerationSettings, NewToken, Prompt, SamplingOptions, TextGenerator,
         TextGeneratorOptions,
@@ -64,7 +65,8 @@ pub(super) fn run(arguments: &GenerateArguments, interruption: &Interruption) ->
     let mut inputs = Inputs::open(arguments)?;
     let (operators, runtime) = runtime(arguments);
     let interrupted = Arc::clone(&interruption.is_asked);
-    let options = TextGeneratorOptions { operators, runtime, batch: arguments.batch(), interrupted };
+    let (batch, token_ids) = (arguments.batch(), arguments.text.token_ids);
+    let options = TextGeneratorOptions { operators, runtime, batch, token_ids, interrupted };
     let loading = progress::loading();
     let mut generator = TextGenerator::open(&arguments.folder, options)?;
     drop(loading);
@@ -95,8 +97,14 @@ const MAX_NEW_TOKENS: &str = "max_new_tokens";
 
 /// Says which settings of the folder others would heed.
 fn note_settings(generator: &TextGenerator, arguments: &TextArguments) {
-    let SamplingOptions { temperature, max_new, .. } = arguments.options();
+    let SamplingOptions { temperature, max_new, ignore_eos, .. } = arguments.options();
     let is_drawn = temperature > 0.0;
+    if !generator.has_end() && !ignore_eos {
+        note(&format!(
+            "no file of the folder says which token ends a text (`eos_token_id` of {GENERATION_CONFIG} or {CONFIG}): \
+             each has {max_new} more; exports to a folder have what the checkpoint has of these files"
+        ));
+    }
     let GenerationSettings { file, keys } = generator.settings();
     let (known, unknown): (Vec<_>, Vec<_>) = keys.iter().partition(|key| OPTIONS.contains(key));
     if !unknown.is_empty() {

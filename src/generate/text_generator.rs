@@ -29,6 +29,8 @@ pub struct TextGeneratorOptions {
     pub runtime: OrtOptions,
     /// Most prompts that are continued together; of these only those of one length where the graph has no mask.
     pub batch: usize,
+    /// Whether prompts are token ids, so that a tokenizer that cannot be read is left out.
+    pub token_ids: bool,
     /// Where this becomes true, a generation ends with [`GenerateError::Interrupted`].
     pub interrupted: Arc<AtomicBool>,
 }
@@ -36,7 +38,7 @@ pub struct TextGeneratorOptions {
 impl Default for TextGeneratorOptions {
     fn default() -> Self {
         let (operators, runtime) = (OrtOperators::Library, OrtOptions::default());
-        Self { operators, runtime, batch: 32, interrupted: Arc::default() }
+        Self { operators, runtime, batch: 32, token_ids: false, interrupted: Arc::default() }
     }
 }
 
@@ -148,7 +150,10 @@ impl TextGenerator {
         }
         let CausalFolder { graph, names, caches, vocabulary, context, eos, pad, settings } =
             CausalFolder::read(folder)?;
-        let tokenizer = HubTokenizer::read(folder)?;
+        let tokenizer = match HubTokenizer::read(folder) {
+            Err(_) if options.token_ids => None,
+            read => read?,
+        };
         let outputs = [&names.logits].into_iter().chain(&names.present).cloned().collect();
         let caches = CacheLayout::new(&graph, options.operators, names.past.clone(), names.present.clone(), &caches);
         let session = OrtSession::load(&graph, outputs, options.operators, options.runtime, None)?;
@@ -178,6 +183,11 @@ impl TextGenerator {
     /// Whether the model writes its caches in place: the library computes it, and the graph lets it.
     pub const fn shares_caches(&self) -> bool {
         self.caches.shared()
+    }
+
+    /// Whether the folder says which tokens end a text.
+    pub const fn has_end(&self) -> bool {
+        !self.eos.is_empty()
     }
 
     /// Most tokens of a prompt and its continuation, where the folder says so.

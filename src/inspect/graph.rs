@@ -137,7 +137,8 @@ pub struct GraphInspection {
     pub total: GraphPart,
     /// Lengths for which multiply-accumulates were counted.
     pub lengths: Lengths,
-    /// Bytes of keys and values that one more token of a row needs; `None` where no input is called a past.
+    /// Bytes of keys and values that one more token of a row needs; `None` where no input is called a past and another
+    /// program wrote a graph.
     pub cache_bytes_per_token: Option<u64>,
     /// What cannot be told, and why.
     pub not_told: Vec<String>,
@@ -225,7 +226,8 @@ fn cache_bytes_per_token(files: &[OnnxFile]) -> Option<u64> {
         Some(fixed.fold(past.data_type.bits()? as u64, u64::saturating_mul) / 8)
     });
     let bytes: Vec<u64> = bytes.collect::<Option<_>>()?;
-    if bytes.is_empty() { None } else { Some(bytes.into_iter().fold(0, u64::saturating_add)) }
+    let is_known = !bytes.is_empty() || files.iter().all(OnnxFile::is_export);
+    is_known.then(|| bytes.into_iter().fold(0, u64::saturating_add))
 }
 
 fn describe(file: &OnnxFile) -> File {

@@ -70,7 +70,7 @@ pub enum VerifyError {
     /// A graph has neither the operator of a module nor values under the names of its routing.
     #[error("{graph} does not show which experts {} chooses", if .module.is_empty() { "the layer".to_owned() } else { format!("the module \"{}\"", .module) })]
     RoutingUnseen {
-        /// File name.
+        /// The file.
         graph: String,
         /// The module.
         module: String,

@@ -322,7 +322,7 @@ fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudi
     let pairs = || files.graphs.iter().map(|(_, file)| file).zip(expected.iter().map(|graph| &graph.graph));
     for (file, graph) in pairs() {
         if let Some(module) = hidden_module(file, graph) {
-            return Err(VerifyError::RoutingUnseen { graph: file.name(), module });
+            return Err(VerifyError::RoutingUnseen { graph: file.path().display().to_string(), module });
         }
     }
     let nodes = pairs().map(|(file, graph)| NodeAudit::run(file, graph, is_stated));

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use moa_export::onnx::proto::{ModelProto, StringStringEntryProto};
+use prost::Message;
 use serde_json::Value;
 
 use crate::{common::data, model::Model, scene::Scene};
@@ -28,6 +30,31 @@ fn a_checkpoint_its_configuration_and_its_export_have_the_same_numbers() {
     assert_eq!(export["files"][1]["metadata"]["moa.part"], "decoder_model");
     let single = json(&scene, "inspect out/encoder_model.onnx --source 20");
     assert!(single["total"]["parameters"].as_u64() < export["total"]["parameters"].as_u64());
+}
+
+/// A value of metadata that others wrote is one line, whatever it holds.
+#[test]
+fn metadata_makes_no_lines() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx");
+    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let (key, value) = ("note".to_owned(), "x\nform               standard".to_owned());
+    model.metadata_props.push(StringStringEntryProto { key, value });
+    scene.write("m.onnx", model.encode_to_vec());
+    let printed = scene.accepts("inspect m.onnx");
+    assert!(printed.contains(r"note = x\nform               standard"), "{printed}");
+    assert_eq!(printed.lines().filter(|line| line.starts_with("form")).count(), 1, "{printed}");
+}
+
+/// `run` and `verify` take a graph whatever its name is.
+#[test]
+fn a_graph_is_known_without_its_ending() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx");
+    scene.write("m", scene.read("m.onnx"));
+    assert_eq!(json(&scene, "inspect m")["total"], json(&scene, "inspect m.onnx")["total"]);
+    scene.write("m.ort", b"\x1c\0\0\0ORTM");
+    scene.refuses("inspect m.ort", 3, &["m.ort: an ONNX Runtime model (.ort)", "give the .onnx file"]);
 }
 
 #[test]

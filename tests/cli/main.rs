@@ -14,6 +14,7 @@ mod bench;
 mod bench_checkpoint;
 mod documents;
 mod faults;
+mod generate;
 mod inspect;
 mod interrupted;
 mod interrupted_readers;

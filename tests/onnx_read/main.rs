@@ -161,7 +161,7 @@ fn versions_and_imports() {
             graph_of(m).node[0].domain = "ai.moa".into();
         }),
         case(Malformed, "has the version 0", |m| m.opset_import[0].version = 0),
-        case(Malformed, "imported twice", |m| m.opset_import.push(import("ai.onnx", 18))),
+        case(Malformed, "imported twice, in two versions", |m| m.opset_import.push(import("ai.onnx", 17))),
         case(Malformed, "no operator set is imported", |m| m.opset_import.clear()),
         case(Malformed, "operator set `local` is not imported", |m| m.opset_import.truncate(1)),
         case(Malformed, "operator set `` is not imported", |m| m.functions[0].opset_import[0].domain = "other".into()),
@@ -175,6 +175,38 @@ fn versions_and_imports() {
 fn an_operator_set_that_no_node_uses_may_have_any_version() {
     let mut model = valid();
     model.opset_import.push(import("ai.moa", 1000));
+    read(&model).unwrap();
+}
+
+/// `onnx.compose.merge_models` leaves the imports of both models.
+#[test]
+fn an_operator_set_may_be_imported_twice_in_one_version() {
+    let mut model = valid();
+    model.opset_import.extend_from_within(..);
+    read(&model).unwrap();
+}
+
+fn entry(key: &str, value: &str) -> StringStringEntryProto {
+    StringStringEntryProto { key: key.into(), value: value.into() }
+}
+
+#[test]
+fn names_hold_no_control_characters() {
+    const WHY: &str = "holds a control character";
+    check(&[
+        case(Unsupported, WHY, |m| m.producer_name = "a\u{1b}[31m".into()),
+        case(Unsupported, WHY, |m| graph_of(m).name = "a\nb".into()),
+        case(Unsupported, r"`a\nverified`", |m| graph_of(m).node[0].name = "a\nverified".into()),
+        case(Unsupported, WHY, |m| graph_of(m).initializer.push(weight("w\r", &[1], &[1.0]))),
+        case(Unsupported, WHY, |m| graph_of(m).input[0] = value("x", DataType::Float, &["a\tb"])),
+        case(Unsupported, WHY, |m| {
+            let body = vec![node("Neg", &["a"], &["b"])];
+            m.functions.push(function("local", "a\n", &["a"], &["b"], body));
+        }),
+        case(Unsupported, WHY, |m| m.metadata_props.push(entry("moa.form", "fused\nverified"))),
+    ]);
+    let mut model = valid();
+    model.metadata_props.push(entry("notes", "two\nlines"));
     read(&model).unwrap();
 }
 

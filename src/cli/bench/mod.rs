@@ -201,7 +201,12 @@ fn choice(routing: &RoutingArgument) -> Result<Choice, Failure> {
         RoutingArgument::Uniform => Choice::Uniform,
         RoutingArgument::Zipf(exponent) => Choice::Zipf(*exponent),
         RoutingArgument::Single => Choice::Single,
-        RoutingArgument::Trace(file) => Choice::trace(&tensor_file::read(file)?)?,
+        RoutingArgument::Trace(file) => Choice::trace(&tensor_file::read(file)?).map_err(|error| match error {
+            LatencyError::Trace { module, why } => {
+                LatencyError::Trace { module, why: format!("{}: {why}", file.display()) }
+            }
+            error => error,
+        })?,
     })
 }
 

@@ -12,13 +12,17 @@ use crate::{
         table::table,
     },
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
-    onnx::{read::dims_text, read_model},
+    onnx::{
+        read::{begins_as_model, dims_text},
+        read_model,
+    },
 };
 
-/// Whether `path` is an `.onnx` file, or a folder with some and without a checkpoint.
+/// Whether `path` is a graph by its name or its first bytes, or a folder with some and without a checkpoint.
 pub(super) fn is_exported(path: &Path) -> bool {
     if !path.is_dir() {
-        return path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx"));
+        let is_named = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx"));
+        return is_named || begins_as_model(path);
     }
     let is_checkpoint = checkpoint::models().any(|name| path.join(name).exists());
     !is_checkpoint && model_files(path).is_ok_and(|files| !files.model.is_empty())
@@ -45,7 +49,7 @@ fn text(inspection: &GraphInspection) -> String {
     for (name, value) in inspection.sizes.lines() {
         text.push_str(&line(name, &value));
     }
-    if let Some(bytes) = inspection.cache_bytes_per_token {
+    if let Some(bytes) = inspection.cache_bytes_per_token.filter(|bytes| *bytes > 0) {
         text.push_str(&line("cache", &format!("{} bytes per token", grouped(bytes))));
     }
     if inspection.parts.is_empty() {
@@ -103,7 +107,7 @@ fn file_text(file: &File) -> String {
         add("function", &format!("{}.{}, {} nodes", function.domain, function.operator, function.nodes));
     }
     for (key, value) in &file.metadata {
-        add("metadata", &format!("{key} = {value}"));
+        add("metadata", &format!("{key} = {}", value.escape_debug()));
     }
     text
 }

@@ -10,6 +10,7 @@ mod error;
 mod external;
 mod limits;
 mod lookups;
+mod names;
 mod operator_node;
 mod positions;
 mod structure;
@@ -128,6 +129,14 @@ fn other_format(bytes: &[u8]) -> Option<Fault> {
     }
 }
 
+/// Whether a file begins as an ONNX model does, or one of ONNX Runtime's own format.
+pub(crate) fn begins_as_model(path: &Path) -> bool {
+    let mut prefix = Vec::new();
+    let is_read = path.is_file()
+        && File::open(path).and_then(|file| file.take(file_kind::PREFIX as u64).read_to_end(&mut prefix)).is_ok();
+    is_read && matches!(file_kind::recognise(&prefix), Some(FileKind::Onnx | FileKind::Ort))
+}
+
 fn read_file(path: &Path) -> Result<Bytes, ReadError> {
     let io = |error| ReadError::io(path, error);
     let metadata = fs::metadata(path).map_err(io)?;
@@ -154,7 +163,7 @@ fn read_file(path: &Path) -> Result<Bytes, ReadError> {
 
 impl OnnxFile {
     fn check(path: PathBuf, mut model: ModelProto, modified: bool) -> Result<Self, ReadError> {
-        structure::check(&model).map_err(|fault| fault.at(&path))?;
+        structure::check(&model).and_then(|()| names::check(&model)).map_err(|fault| fault.at(&path))?;
         structure::unify_domains(&mut model);
         let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
         let data = Arc::new(DataFiles::open(&path, tensors)?);

@@ -87,8 +87,9 @@ fn imported_domains(imports: &[OperatorSetIdProto]) -> Result<HashMap<&str, i64>
     let mut domains = HashMap::new();
     for import in imports {
         let domain = canonical_domain(&import.domain);
-        if domains.insert(domain, import.version).is_some() {
-            return Err(Fault::malformed(format!("operator set {} is imported twice", shown(&import.domain))));
+        if domains.insert(domain, import.version).is_some_and(|before| before != import.version) {
+            let text = format!("operator set {} is imported twice, in two versions", shown(&import.domain));
+            return Err(Fault::malformed(text));
         }
         if import.version < 1 {
             let text = format!("operator set {} has the version {}", shown(&import.domain), import.version);

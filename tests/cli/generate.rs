@@ -1,0 +1,44 @@
+//! `generate` of causal language models: what it says of their folders.
+
+use crate::{
+    common::data,
+    scene::{Scene, require_runtime},
+};
+
+/// A graph alone knows no token that ends a text, and neither does a folder that lost its configurations.
+#[test]
+fn a_folder_that_knows_no_end_is_told() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o one/model.onnx");
+    scene.accepts("ck -o whole");
+    let line = "--input 5 --token-ids --max-new 2";
+    let note = "note: no file of the folder says which token ends a text (`eos_token_id` of generation_config.json or \
+                config.json): each has 2 more; exports to a folder have what the checkpoint has of these files\n";
+    assert_eq!(scene.moa(&format!("generate one {line}")).stderr, note);
+    for quiet in [format!("generate one {line} --ignore-eos"), format!("generate whole {line}")] {
+        assert_eq!(scene.moa(&quiet).stderr, "", "{quiet}");
+    }
+}
+
+#[test]
+fn token_ids_need_no_tokenizer_that_can_be_read() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    let line = "generate out --input 5 --token-ids --max-new 2";
+    let without = scene.accepts(line);
+    scene.write("out/tokenizer.json", "{");
+    assert_eq!(scene.accepts(line), without);
+    scene.refuses("generate out --input x --max-new 2", 3, &["out/tokenizer.json: "]);
+}
+
+#[test]
+fn a_trace_without_routing_is_named() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    std::fs::copy(data("mlm/model.safetensors"), scene.path("t.safetensors")).unwrap();
+    let line = "bench out --samples 5 --routing trace:t.safetensors";
+    scene.refuses(line, 3, &["t.safetensors: the file has no tensor router.{module}.indices"]);
+}
