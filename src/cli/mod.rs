@@ -326,11 +326,19 @@ fn print_aside(text: &str) {
 
 /// The text with control characters, but ends of lines and tabs, as escapes: names in files give a terminal no orders.
 fn visible(text: &str) -> Cow<'_, str> {
-    let is_order = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-    if !text.contains(is_order) {
+    escaped_where(text, |c| c.is_control() && !matches!(c, '\n' | '\t'))
+}
+
+/// The text on one line, its control characters as escapes.
+fn on_one_line(text: &str) -> Cow<'_, str> {
+    escaped_where(text, char::is_control)
+}
+
+fn escaped_where(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_escaped) {
         return text.into();
     }
-    text.chars().map(|c| if is_order(c) { c.escape_debug().to_string() } else { c.into() }).collect()
+    text.chars().map(|c| if is_escaped(c) { c.escape_debug().to_string() } else { c.into() }).collect()
 }
 
 /// Writes a result to stdout.

@@ -6,10 +6,11 @@ mod sizes;
 
 use moa_export::onnx::proto::ModelProto;
 use prost::Message;
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
 use crate::{
+    common::data,
     model::Model,
     scene::{Scene, require_runtime},
 };
@@ -445,4 +446,18 @@ fn tolerances_stay_those_of_rounding() {
     let steered = bench(&scene, "--routing single --past 5");
     let layers: Vec<_> = list(&steered, "experts").iter().map(|load| load["module"].as_str().unwrap()).collect();
     assert!(layers.iter().any(|layer| layer.ends_with("mlp")) && layers.len() > 2, "{layers:?}");
+}
+
+#[test]
+fn a_trace_without_routing_is_named() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    std::fs::copy(data("mlm/model.safetensors"), scene.path("t.safetensors")).unwrap();
+    let line = "bench out --samples 5 --routing trace:t.safetensors";
+    scene.refuses(line, 3, &["t.safetensors: ", "the file has no tensor router.{module}.indices"]);
+    let of_another = TensorView::new(Dtype::I64, vec![1, 1, 2], &[0; 16]).unwrap();
+    let bytes = safetensors::serialize([("router.other.indices", of_another)], None).unwrap();
+    scene.write("t.safetensors", bytes);
+    scene.refuses(line, 3, &["t.safetensors: ", "the trace of "]);
 }

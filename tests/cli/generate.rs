@@ -1,9 +1,6 @@
 //! `generate` of causal language models: what it says of their folders.
 
-use crate::{
-    common::data,
-    scene::{Scene, require_runtime},
-};
+use crate::scene::{Scene, require_runtime};
 
 /// A graph alone knows no token that ends a text, and neither does a folder that lost its configurations.
 #[test]
@@ -31,14 +28,4 @@ fn token_ids_need_no_tokenizer_that_can_be_read() {
     scene.write("out/tokenizer.json", "{");
     assert_eq!(scene.accepts(line), without);
     scene.refuses("generate out --input x --max-new 2", 3, &["out/tokenizer.json: "]);
-}
-
-#[test]
-fn a_trace_without_routing_is_named() {
-    require_runtime();
-    let scene = Scene::with_fixture("jetmoe/bf16");
-    scene.accepts("ck -o out");
-    std::fs::copy(data("mlm/model.safetensors"), scene.path("t.safetensors")).unwrap();
-    let line = "bench out --samples 5 --routing trace:t.safetensors";
-    scene.refuses(line, 3, &["t.safetensors: the file has no tensor router.{module}.indices"]);
 }

@@ -38,11 +38,11 @@ fn metadata_makes_no_lines() {
     let scene = Scene::with_fixture("mlm");
     scene.accepts("ck -o m.onnx");
     let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
-    let (key, value) = ("note".to_owned(), "x\nform               standard".to_owned());
+    let (key, value) = ("note".to_owned(), "\"x\"\nform               standard".to_owned());
     model.metadata_props.push(StringStringEntryProto { key, value });
     scene.write("m.onnx", model.encode_to_vec());
     let printed = scene.accepts("inspect m.onnx");
-    assert!(printed.contains(r"note = x\nform               standard"), "{printed}");
+    assert!(printed.contains(r#"note = "x"\nform               standard"#), "{printed}");
     assert_eq!(printed.lines().filter(|line| line.starts_with("form")).count(), 1, "{printed}");
 }
 
@@ -53,6 +53,8 @@ fn a_graph_is_known_without_its_ending() {
     scene.accepts("ck -o m.onnx");
     scene.write("m", scene.read("m.onnx"));
     assert_eq!(json(&scene, "inspect m")["total"], json(&scene, "inspect m.onnx")["total"]);
+    scene.write("w", b"\x08\x01\x12\0\0\0\0\0{");
+    scene.refuses("inspect w", 3, &["w: ", "cut short"]);
     scene.write("m.ort", b"\x1c\0\0\0ORTM");
     scene.refuses("inspect m.ort", 3, &["m.ort: an ONNX Runtime model (.ort)", "give the .onnx file"]);
 }

@@ -109,6 +109,36 @@ fn functions_may_call_each_other_sixty_four_deep() {
 }
 
 /// `indices` as the rows of a table of `rows` positions, found by counting ones behind `nodes`.
+fn entry(key: &str, value: &str) -> StringStringEntryProto {
+    StringStringEntryProto { key: key.into(), value: value.into() }
+}
+
+#[test]
+fn names_hold_no_control_characters() {
+    const WHY: &str = "holds a control character";
+    check(&[
+        case(Unsupported, WHY, |m| m.producer_name = "a\u{1b}[31m".into()),
+        case(Unsupported, WHY, |m| graph_of(m).name = "a\nb".into()),
+        case(Unsupported, r"`a\nverified`", |m| graph_of(m).node[0].name = "a\nverified".into()),
+        case(Unsupported, WHY, |m| graph_of(m).initializer.push(weight("w\r", &[1], &[1.0]))),
+        case(Unsupported, WHY, |m| graph_of(m).input[0] = value("x", DataType::Float, &["a\tb"])),
+        case(Unsupported, WHY, |m| {
+            let body = vec![node("Neg", &["a"], &["b"])];
+            m.functions.push(function("local", "a\n", &["a"], &["b"], body));
+        }),
+        case(Unsupported, WHY, |m| {
+            let inner = graph(vec![node("Neg", &["a"], &["b\n"])], vec![], vec![], vec![]);
+            let default = AttributeProto { name: "body".into(), g: Some(inner), ..AttributeProto::default() };
+            let default = AttributeProto { r#type: AttributeType::Graph as i32, ..default };
+            m.functions[0].attribute_proto.push(default);
+        }),
+        case(Unsupported, WHY, |m| m.metadata_props.push(entry("moa.form", "fused\nverified"))),
+    ]);
+    let mut model = valid();
+    model.metadata_props.push(entry("notes", "two\nlines"));
+    read(&model).unwrap();
+}
+
 fn looks_up(rows: i64, nodes: Vec<NodeProto>, constants: Vec<TensorProto>) -> ModelProto {
     let mut all = vec![node("CumSum", &["mask", "axis"], &["count"])];
     all.extend(nodes);

@@ -186,30 +186,6 @@ fn an_operator_set_may_be_imported_twice_in_one_version() {
     read(&model).unwrap();
 }
 
-fn entry(key: &str, value: &str) -> StringStringEntryProto {
-    StringStringEntryProto { key: key.into(), value: value.into() }
-}
-
-#[test]
-fn names_hold_no_control_characters() {
-    const WHY: &str = "holds a control character";
-    check(&[
-        case(Unsupported, WHY, |m| m.producer_name = "a\u{1b}[31m".into()),
-        case(Unsupported, WHY, |m| graph_of(m).name = "a\nb".into()),
-        case(Unsupported, r"`a\nverified`", |m| graph_of(m).node[0].name = "a\nverified".into()),
-        case(Unsupported, WHY, |m| graph_of(m).initializer.push(weight("w\r", &[1], &[1.0]))),
-        case(Unsupported, WHY, |m| graph_of(m).input[0] = value("x", DataType::Float, &["a\tb"])),
-        case(Unsupported, WHY, |m| {
-            let body = vec![node("Neg", &["a"], &["b"])];
-            m.functions.push(function("local", "a\n", &["a"], &["b"], body));
-        }),
-        case(Unsupported, WHY, |m| m.metadata_props.push(entry("moa.form", "fused\nverified"))),
-    ]);
-    let mut model = valid();
-    model.metadata_props.push(entry("notes", "two\nlines"));
-    read(&model).unwrap();
-}
-
 #[test]
 fn names_and_order() {
     check(&[

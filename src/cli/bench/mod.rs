@@ -133,6 +133,10 @@ fn given_inputs(path: &Path, models: &[Model]) -> Result<NamedTensors, Failure> 
 fn failure(error: LatencyError, arguments: &BenchArguments) -> Failure {
     match (error, &arguments.inputs) {
         (LatencyError::Incomparable(difference), _) => incomparable(&difference, arguments),
+        (error @ LatencyError::Trace { .. }, _) => match &arguments.routing {
+            RoutingArgument::Trace(file) => Failure::from(error).of_file(file),
+            _ => error.into(),
+        },
         (error, Some(path)) => of_inputs(error, path),
         (error, None) => error.into(),
     }
@@ -201,12 +205,9 @@ fn choice(routing: &RoutingArgument) -> Result<Choice, Failure> {
         RoutingArgument::Uniform => Choice::Uniform,
         RoutingArgument::Zipf(exponent) => Choice::Zipf(*exponent),
         RoutingArgument::Single => Choice::Single,
-        RoutingArgument::Trace(file) => Choice::trace(&tensor_file::read(file)?).map_err(|error| match error {
-            LatencyError::Trace { module, why } => {
-                LatencyError::Trace { module, why: format!("{}: {why}", file.display()) }
-            }
-            error => error,
-        })?,
+        RoutingArgument::Trace(file) => {
+            Choice::trace(&tensor_file::read(file)?).map_err(|error| Failure::from(error).of_file(file))?
+        }
     })
 }
 

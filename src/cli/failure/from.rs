@@ -14,7 +14,7 @@ use crate::{
     file_names::NoGraph,
     files::{ErrorKind, help_with},
     latency::{LatencyError, PAST},
-    onnx::{EncodeError, ReadError, WriteError},
+    onnx::{EncodeError, ReadError, WriteError, read::is_past},
     parity::{AuditError, VerifyError},
     shell::path_word,
     tensor_file::TensorFileError,
@@ -374,7 +374,7 @@ impl From<ProfileError> for Failure {
 
 /// An option for each dimension; only keys and values of the past may be of none.
 fn sizes_of(names: &[String]) -> String {
-    let least = |name: &str| if name == PAST { "0" } else { "MIN" };
+    let least = |name: &str| if is_past(name) { "0" } else { "MIN" };
     names.iter().map(|name| format!(" --dim {name}={}:OPT:MAX", least(name))).collect()
 }
 

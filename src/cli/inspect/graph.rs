@@ -8,7 +8,7 @@ use crate::{
     cli::{
         Failure,
         document::{Kind, document},
-        note,
+        note, on_one_line,
         table::table,
     },
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
@@ -107,7 +107,7 @@ fn file_text(file: &File) -> String {
         add("function", &format!("{}.{}, {} nodes", function.domain, function.operator, function.nodes));
     }
     for (key, value) in &file.metadata {
-        add("metadata", &format!("{key} = {}", value.escape_debug()));
+        add("metadata", &format!("{key} = {}", on_one_line(value)));
     }
     text
 }

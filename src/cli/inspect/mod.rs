@@ -43,7 +43,7 @@ MACs, full: the same without biases, and both attention products.
 
 Examples:
   moa-export inspect model.safetensors                a checkpoint
-  moa-export inspect model.onnx                       any .onnx file, or a folder of exports
+  moa-export inspect model.onnx                       any ONNX file, or a folder of exports
   moa-export inspect OUT --seq 20 --target-seq 30     a translation export, other lengths
   moa-export inspect --config config.json             a configuration without weights
   moa-export inspect --preset list                    names of known configurations
@@ -59,7 +59,7 @@ const DEFAULT_LENGTH: u64 = 10;
 #[derive(Debug, Args)]
 #[command(after_help = DETAILS)]
 pub(super) struct InspectArguments {
-    /// Checkpoint (`.safetensors` file, `.pt` or `.bin` file, or folder), `.onnx` file, or exported folder
+    /// Checkpoint (`.safetensors` file, `.pt` or `.bin` file, or folder), ONNX file, or exported folder
     #[arg(required_unless_present_any = ["config", "preset", "table"])]
     path: Option<PathBuf>,
     /// Configuration, where it is not config.json beside the checkpoint; alone, it is counted without weights

@@ -134,7 +134,8 @@ pub(crate) fn begins_as_model(path: &Path) -> bool {
     let mut prefix = Vec::new();
     let is_read = path.is_file()
         && File::open(path).and_then(|file| file.take(file_kind::PREFIX as u64).read_to_end(&mut prefix)).is_ok();
-    is_read && matches!(file_kind::recognise(&prefix), Some(FileKind::Onnx | FileKind::Ort))
+    let is_model = matches!(file_kind::recognise(&prefix), Some(FileKind::Onnx | FileKind::Ort));
+    is_read && is_model && !file_kind::is_safetensors(&prefix)
 }
 
 fn read_file(path: &Path) -> Result<Bytes, ReadError> {

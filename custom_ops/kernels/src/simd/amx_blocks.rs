@@ -9,7 +9,7 @@ use std::arch::x86_64::_mm512_set1_epi32;
 
 use half::bf16;
 
-use super::amx_softmax::Whole;
+use super::amx_softmax::{STAGES, Whole};
 use super::amx_steps::{accumulators, block, left, pairs, product, products, rest, right};
 use super::strip_softmax::StripSoftmax;
 use super::tiles::{PARTS, STEP, SUM_STRIDE, TILE, parts_len};
@@ -130,10 +130,10 @@ struct At {
     right: *const bf16,
 }
 
-/// Defines a step of a strip of two tiles of rows times a panel of three parts, with `$stages` behind each product: the
-/// stages of pieces of a softmax.
+/// Defines a step of a strip of two tiles of rows times a panel of three parts, with `$stages` behind each product:
+/// `$each` stages of `$pieces` pieces of a softmax.
 macro_rules! step_beside {
-    ($name:ident, $pieces:literal, |$whole:ident, $product:ident| $stages:block) => {
+    ($name:ident, $pieces:literal, $each:literal, |$whole:ident, $product:ident| $stages:block) => {
         /// A step, and the stages of pieces.
         ///
         /// # Safety
@@ -148,6 +148,7 @@ macro_rules! step_beside {
                     $stages
                 }};
             }
+            const { assert!($each * 24 == $pieces * STAGES, "all stages of all pieces") };
             // SAFETY: by the caller's promise.
             unsafe {
                 on_tiles!(at, left!(2, "4096"), right!("0"));
@@ -163,8 +164,8 @@ macro_rules! step_beside {
     };
 }
 
-step_beside!(step_beside_two, 2, |whole, PRODUCT| { whole.stage::<PRODUCT>() });
-step_beside!(step_beside_four, 4, |whole, PRODUCT| {
+step_beside!(step_beside_two, 2, 1, |whole, PRODUCT| { whole.stage::<PRODUCT>() });
+step_beside!(step_beside_four, 4, 2, |whole, PRODUCT| {
     whole.stage::<{ 2 * PRODUCT }>();
     whole.stage::<{ 2 * PRODUCT + 1 }>()
 });

@@ -137,7 +137,7 @@ fn go_on(softmax: &mut StripSoftmax, scores: usize) {
 }
 
 /// Stages of a piece of [`Whole`].
-const STAGES: usize = 12;
+pub(super) const STAGES: usize = 12;
 
 /// `PIECES` pieces of one row, of whose keys all are seen, in stages that stand behind products.
 pub(super) struct Whole<const PIECES: usize> {
@@ -152,7 +152,7 @@ pub(super) struct Whole<const PIECES: usize> {
 }
 
 impl<const PIECES: usize> Whole<PIECES> {
-    /// The next pieces, if as many are due and all keys of the row that they are of are seen.
+    /// The next pieces, if as many are due and the row that they are of sees all of their keys.
     ///
     /// # Safety
     ///

@@ -1,6 +1,6 @@
 //! AMX: the instructions of one inner step, and the frame of a block of steps.
 
-/// What stands behind a product that nothing else stands behind.
+/// What stands behind a product or a load that nothing else stands behind; what is fetched is nothing in that sense.
 ///
 /// Beside work on the other thread of its core, a product that another one follows at once takes up to four times as
 /// long; with eight instructions of any kind between them it takes two and a half times as long, and in quiet minutes

@@ -269,6 +269,7 @@ mod tests {
         unit.score([0, STRIP, head], keys_by_panel.iter().map(Vec::as_slice), 1 - place, Some(softmax));
         assert!(softmax.row > 0 || softmax.rows() == 1, "some rows are done beside products");
         unit.mix([STRIP, keys], values_by_panel.iter().map(Vec::as_slice), 1 - place, Some(softmax));
+        assert!(softmax.row + 1 >= softmax.rows(), "no more than the last row is left");
     }
 
     /// Of whole and of cut strips and tiles of keys, beside products or not.
@@ -325,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Whole strips are done when both products that they stand beside are.
+    /// As many pieces are due as there are, and half of them after the first of two products.
     #[test]
     fn pieces_are_spread_over_all_steps() {
         for (rows, keys, head) in [(32, 256, 128), (32, 256, 64), (17, 64, 256), (32, 100, 512)] {
