@@ -29,49 +29,26 @@ pub(super) struct Raw {
 // Each load changes one side, so that an inner step of six products takes seven pairs of loads; the largest product
 // comes last, and those with a part that is not there are left out without changing the order of the others.
 
-/// [`block`] with three parts on both sides.
-macro_rules! block_of_three_parts {
-    ($name:ident, $tiles:tt) => {
-        block!(
-            $name,
-            $tiles,
-            ["6144", "6144"],
-            |raw| [],
-            left!($tiles, "4096"),
-            right!("0"),
-            products!($tiles, then left "2048"),
-            products!($tiles, then right "2048"),
-            products!($tiles, then left "0"),
-            products!($tiles, then right "4096"),
-            products!($tiles, then right "0"),
-            products!($tiles)
-        );
+/// A step of three parts on the left and two or three on the right.
+macro_rules! step {
+    (two parts, $tiles:tt) => {
+        step!(@ $tiles)
+    };
+    (three parts, $tiles:tt) => {
+        step!(@ $tiles, products!($tiles, then right "4096"))
+    };
+    (@ $tiles:tt $(, $of_low:expr)?) => {
+        concat!(
+            left!($tiles, "4096"), right!("0"), products!($tiles, then left "2048"), products!($tiles, then right "2048"),
+            products!($tiles, then left "0"), $($of_low,)? products!($tiles, then right "0"), products!($tiles)
+        )
     };
 }
 
-/// [`block`] with two parts on the right.
-macro_rules! block_of_two_parts {
-    ($name:ident, $tiles:tt) => {
-        block!(
-            $name,
-            $tiles,
-            ["6144", "4096"],
-            |raw| [],
-            left!($tiles, "4096"),
-            right!("0"),
-            products!($tiles, then left "2048"),
-            products!($tiles, then right "2048"),
-            products!($tiles, then left "0"),
-            products!($tiles, then right "0"),
-            products!($tiles)
-        );
-    };
-}
-
-block_of_three_parts!(three_parts, 2);
-block_of_three_parts!(three_parts_low, 1);
-block_of_two_parts!(two_parts, 2);
-block_of_two_parts!(two_parts_low, 1);
+block!(three_parts, 2, ["6144", "6144"], |raw| [], step!(three parts, 2));
+block!(three_parts_low, 1, ["6144", "6144"], |raw| [], step!(three parts, 1));
+block!(two_parts, 2, ["6144", "4096"], |raw| [], step!(two parts, 2));
+block!(two_parts_low, 1, ["6144", "4096"], |raw| [], step!(two parts, 1));
 
 /// Runs instructions on a strip of two tiles of rows and a panel of three parts; tiles keep what they hold until the
 /// next ones.
@@ -199,17 +176,7 @@ pub(super) unsafe fn beside_softmax(raw: &Raw, softmax: &mut StripSoftmax, score
                 step_beside_two(at, whole, softmax);
                 continue;
             }
-            on_tiles!(
-                at,
-                left!(2, "4096"),
-                right!("0"),
-                products!(2, then left "2048"),
-                products!(2, then right "2048"),
-                products!(2, then left "0"),
-                products!(2, then right "4096"),
-                products!(2, then right "0"),
-                products!(2)
-            );
+            on_tiles!(at, step!(three parts, 2));
             if !softmax.are_whole(2) {
                 for _ in 0..softmax.take_due() {
                     amx_softmax::step(softmax, scores, parts, order);

@@ -30,13 +30,10 @@ macro_rules! product {
 /// The products of two left tiles, or of one, and two right tiles. What changes for the next ones is loaded as soon as
 /// its register is free; behind each product stands a part of `$beside`, or [`rest`].
 macro_rules! products {
-    ($tiles:tt $(, then $side:ident $part:literal)?) => {
-        products!(@rest $tiles $(, then $side $part)?)
-    };
-    (@rest 2 $(, then $side:ident $part:literal)?) => {
+    (2 $(, then $side:ident $part:literal)?) => {
         products!(2 $(, then $side $part)?, beside rest!(), rest!(), rest!(), rest!())
     };
-    (@rest 1 $(, then $side:ident $part:literal)?) => {
+    (1 $(, then $side:ident $part:literal)?) => {
         products!(1 $(, then $side $part)?, beside rest!(), rest!())
     };
     (2, beside $a:expr, $b:expr, $c:expr, $d:expr) => {
