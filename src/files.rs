@@ -56,6 +56,9 @@ const LONGEST_PIPE: u64 = 1 << 30;
 /// Most bytes that are read of a file of JSON that this program wrote.
 pub(crate) const LONGEST_JSON: u64 = 64 << 20;
 
+/// What some editors write before UTF-8, and what is no part of the text.
+pub(crate) const BYTE_ORDER_MARK: &str = "\u{feff}";
+
 /// The bytes of a file, or of a pipe that ends within [`LONGEST_PIPE`]: a device may never end.
 pub(crate) fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(path, u64::MAX)

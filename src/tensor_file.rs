@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 
+use crate::file_kind::{FileKind, recognise};
 use crate::files::read_whole;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
@@ -83,11 +84,11 @@ pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
 fn numpy_kind(bytes: &[u8]) -> Option<&'static str> {
     const SEARCHED: usize = 512;
     let start = bytes.get(..bytes.len().min(SEARCHED)).unwrap_or_default();
-    if start.starts_with(b"\x93NUMPY") {
-        return Some("an array (.npy)");
+    match recognise(start)? {
+        FileKind::Npy => Some("an array (.npy)"),
+        FileKind::Zip if start.windows(4).any(|name| name == b".npy") => Some("an archive (.npz)"),
+        _ => None,
     }
-    let is_archive = start.starts_with(b"PK\x03\x04") && start.windows(4).any(|name| name == b".npy");
-    is_archive.then_some("an archive (.npz)")
 }
 
 fn decode(view: &TensorView<'_>) -> Option<TensorData> {

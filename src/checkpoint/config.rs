@@ -10,9 +10,7 @@ use super::{
     json::{Reader, StrictObject},
     limits,
 };
-
-/// What some editors write before UTF-8.
-const BYTE_ORDER_MARK: [u8; 3] = *b"\xef\xbb\xbf";
+use crate::files::BYTE_ORDER_MARK;
 
 /// Reads a `config.json`.
 pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
@@ -31,7 +29,7 @@ pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
 
 /// Parses the text of the configuration file `file`; a byte order mark before it is no part of it.
 pub(super) fn parse(file: &str, text: &[u8]) -> Result<Config, CheckpointError> {
-    let text = text.strip_prefix(&BYTE_ORDER_MARK).unwrap_or(text);
+    let text = text.strip_prefix(BYTE_ORDER_MARK.as_bytes()).unwrap_or(text);
     let reader = Reader::new(file, "its text");
     Ok(Config::new(file, reader.parse(text, StrictObject(&reader))?))
 }

@@ -15,7 +15,7 @@ use std::{
 use super::{
     Failure, codes::INTERRUPTED, generate_args::GenerateArguments, interrupt::scratch, leave::leave, note, signals,
 };
-use crate::{generate::GenerateError, text::BYTE_ORDER_MARK};
+use crate::{files::BYTE_ORDER_MARK, generate::GenerateError};
 
 /// Most bytes that are read together.
 const MAX_BYTES: u64 = 1 << 30;

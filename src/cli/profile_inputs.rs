@@ -10,11 +10,11 @@ use super::{
     profile_args::{InputFormat, ProfileArguments},
 };
 use crate::{
-    files::folder_of,
+    files::{BYTE_ORDER_MARK, folder_of},
     profile::{ProfileError, Profiler},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
     tensor_file,
-    text::{BYTE_ORDER_MARK, CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_bytes},
+    text::{CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_bytes},
 };
 
 /// Most bytes of one file of lines.

@@ -7,8 +7,8 @@ use std::{
     path::Path,
 };
 
-use super::error::{BYTE_ORDER_MARK, MARKED, TextError, read_text};
-use crate::files::escaped;
+use super::error::{MARKED, TextError, read_text};
+use crate::files::{BYTE_ORDER_MARK, escaped};
 
 const LIMIT: u64 = 64 << 20;
 const MAX_MERGES: usize = 1 << 20;

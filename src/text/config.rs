@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Dictionary,
-    error::{BYTE_ORDER_MARK, TextError, read_text},
+    error::{TextError, read_text},
 };
-use crate::files::is_plain_name;
+use crate::files::{BYTE_ORDER_MARK, is_plain_name};
 
 /// Name of the file in an exported folder.
 pub const CONFIG_FILE: &str = "generation.json";

@@ -2,7 +2,8 @@
 
 use std::{collections::HashMap, path::Path};
 
-use super::error::{BYTE_ORDER_MARK, MARKED, TextError, read_text};
+use super::error::{MARKED, TextError, read_text};
+use crate::files::BYTE_ORDER_MARK;
 
 const LIMIT: u64 = 64 << 20;
 const MAX_SYMBOLS: usize = 1 << 20;

@@ -6,8 +6,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What some editors write before UTF-8, and what is no part of the text.
-pub(crate) const BYTE_ORDER_MARK: char = '\u{feff}';
 pub(super) const MARKED: &str = "begins with a byte order mark; save it as UTF-8 without one";
 
 /// A vocabulary file or `generation.json` was refused.

@@ -16,7 +16,7 @@ pub use bpe::BpeCodes;
 pub use config::{CONFIG_FILE, GenerationConfig, Segmentation};
 pub use dictionary::Dictionary;
 pub use error::TextError;
-pub(crate) use error::{BYTE_ORDER_MARK, read_bytes};
+pub(crate) use error::read_bytes;
 pub use hub::{Keys, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 #[cfg(feature = "tokenizers")]
 pub use hub_tokenizer::{HubTokenizer, Pieces};

@@ -41,12 +41,8 @@ fn self_attention<T: Activation>(
     call: Call<'_>,
 ) -> Result<(), Failure> {
     let (dims, capacity) = SelfAttentionDims::with_capacity(&call.shapes(), attributes)?;
-    let SelfAttentionDims { batch, tokens, past, width, top_k, kv_heads, head, .. } = dims;
-    let cache = [batch, kv_heads, capacity.unwrap_or(past + tokens), head];
-    let chosen = [batch, tokens, top_k];
     let in_place = if capacity.is_some() { &own::SHARED_CACHES[..] } else { &[] };
-    let shapes: [&[usize]; 5] = [&[batch, tokens, width], &cache, &cache, &chosen, &chosen];
-    let (inputs, mut outputs, pool) = call.allocate(&shapes, in_place)?;
+    let (inputs, mut outputs, pool) = call.allocate(&dims.output_shapes(capacity), in_place)?;
     let given = SelfAttentionInputs {
         hidden_states: inputs.activations::<T>(own::HIDDEN_STATES)?,
         attention_mask: inputs.ints(own::ATTENTION_MASK)?,
@@ -84,9 +80,7 @@ fn cross_attention<T: Activation>(
     call: Call<'_>,
 ) -> Result<(), Failure> {
     let dims = CrossAttentionDims::new(&call.shapes(), attributes)?;
-    let chosen = [dims.batch, dims.tokens, dims.top_k];
-    let (inputs, mut outputs, pool) =
-        call.allocate(&[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen], &[])?;
+    let (inputs, mut outputs, pool) = call.allocate(&dims.output_shapes(), &[])?;
     let given = CrossAttentionInputs {
         hidden_states: inputs.activations::<T>(cross::HIDDEN_STATES)?,
         key: inputs.activations::<T>(cross::KEY)?,
@@ -114,9 +108,7 @@ fn feed_forward<T: Activation>(
     call: Call<'_>,
 ) -> Result<(), Failure> {
     let dims = FeedForwardDims::new(&call.shapes(), attributes)?;
-    let chosen = [dims.batch, dims.tokens, dims.top_k];
-    let (inputs, mut outputs, pool) =
-        call.allocate(&[&[dims.batch, dims.tokens, dims.width], &chosen, &chosen], &[])?;
+    let (inputs, mut outputs, pool) = call.allocate(&dims.output_shapes(), &[])?;
     let given = FeedForwardInputs {
         hidden_states: inputs.activations::<T>(ffn::HIDDEN_STATES)?,
         router_weight: inputs.floats(ffn::ROUTER_WEIGHT)?,
@@ -137,7 +129,7 @@ fn feed_forward<T: Activation>(
 
 fn lm_head<T: Activation>(prepared: &Prepared, call: Call<'_>) -> Result<(), Failure> {
     let dims = LmHeadDims::new(&call.shapes())?;
-    let (inputs, mut outputs, pool) = call.allocate(&[&[dims.batch, dims.tokens, dims.vocabulary]], &[])?;
+    let (inputs, mut outputs, pool) = call.allocate(&dims.output_shapes(), &[])?;
     let given = LmHeadInputs {
         hidden_states: inputs.activations::<T>(head::HIDDEN_STATES)?,
         output_weight: inputs.weights(head::OUTPUT_WEIGHT, head::OUTPUT_SCALE)?,

@@ -60,6 +60,7 @@
 
 mod attributes;
 mod operator;
+mod output_shape;
 mod panic;
 mod routing;
 mod shape;
@@ -71,6 +72,7 @@ pub use operator::{
     Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, LM_HEAD, OPERATORS, Operator, Parameter,
     SELF_ATTENTION, cross_attention, feed_forward, lm_head, self_attention,
 };
+pub use output_shape::OutputShape;
 pub use panic::panic_text;
 pub use routing::RoutingPart;
 pub use shape::{CrossAttentionDims, FeedForwardDims, LmHeadDims, SelfAttentionDims, ShapeError, refuse_integers};

@@ -13,7 +13,7 @@ use crate::{
     export::{ExportError, OPSETS, VocabularyError},
     file_names::NoGraph,
     files::{ErrorKind, help_with},
-    latency::{LatencyError, PAST},
+    latency::LatencyError,
     onnx::{EncodeError, ReadError, WriteError, read::is_past},
     parity::{AuditError, VerifyError},
     shell::path_word,
@@ -360,7 +360,7 @@ impl From<ProfileError> for Failure {
             ProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
             ProfileError::Missing { names } => Some(format!("add{}", sizes_of(names))),
             ProfileError::Empty { name } => {
-                Some(format!("give at least 1, such as --dim {name}=1:OPT:MAX; only {PAST} may be 0"))
+                Some(format!("give at least 1, such as --dim {name}=1:OPT:MAX; only what begins with `past` may be 0"))
             }
             ProfileError::Positions { positions, .. } => {
                 Some(format!("give sizes for at most {positions} tokens a row"))

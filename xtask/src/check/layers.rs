@@ -33,7 +33,7 @@ const MODULES: [Module; 25] = [
     module("random", &[], &[]),
     module("scratch", &[], &[]),
     module("tensor", &[], &[]),
-    module("tensor_file", &["files", "tensor"], &[]),
+    module("tensor_file", &["file_kind", "files", "tensor"], &[]),
     module("text", &["files"], &[]),
     module("side_files", &["file_names", "files", "moa_graphs", "text"], &[]),
     module("engine", &["digest", "files", "moa_schema", "onnx", "scratch"], &[]),

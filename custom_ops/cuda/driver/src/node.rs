@@ -4,8 +4,8 @@ use moa_cuda::plan::{self, Plan, SelfAttentionSettings};
 use moa_cuda::{Device, Element, Options};
 use moa_schema::{
     Attributes, CrossAttentionAttributes, CrossAttentionDims, ElementType, FeedForwardAttributes, FeedForwardDims,
-    Operator, SelfAttentionAttributes, SelfAttentionDims, ShapeError, feed_forward as ffn, refuse_integers,
-    self_attention as own,
+    Operator, OutputShape, SelfAttentionAttributes, SelfAttentionDims, ShapeError, feed_forward as ffn,
+    refuse_integers, self_attention as own,
 };
 
 use crate::error::Error;
@@ -63,24 +63,14 @@ impl Node {
     /// # Errors
     ///
     /// Names the first input whose shape does not fit.
-    pub fn output_shapes(&self, inputs: &[Option<&[usize]>]) -> Result<Vec<Vec<usize>>, ShapeError> {
+    pub fn output_shapes(&self, inputs: &[Option<&[usize]>]) -> Result<Vec<OutputShape>, ShapeError> {
         Ok(match self {
             Self::SelfAttention(attributes, caches) => {
-                let (d, capacity) = caches.dims(inputs, attributes)?;
-                let cache = vec![d.batch, d.kv_heads, capacity.unwrap_or(d.past + d.tokens), d.head];
-                let chosen = vec![d.batch, d.tokens, d.top_k];
-                vec![vec![d.batch, d.tokens, d.width], cache.clone(), cache, chosen.clone(), chosen]
+                let (dims, capacity) = caches.dims(inputs, attributes)?;
+                dims.output_shapes(capacity).into()
             }
-            Self::CrossAttention(attributes) => {
-                let d = CrossAttentionDims::new(inputs, attributes)?;
-                let chosen = vec![d.batch, d.tokens, d.top_k];
-                vec![vec![d.batch, d.tokens, d.width], chosen.clone(), chosen]
-            }
-            Self::FeedForward(attributes) => {
-                let d = FeedForwardDims::new(inputs, attributes)?;
-                let chosen = vec![d.batch, d.tokens, d.top_k];
-                vec![vec![d.batch, d.tokens, d.width], chosen.clone(), chosen]
-            }
+            Self::CrossAttention(attributes) => CrossAttentionDims::new(inputs, attributes)?.output_shapes().into(),
+            Self::FeedForward(attributes) => FeedForwardDims::new(inputs, attributes)?.output_shapes().into(),
         })
     }
 

@@ -68,7 +68,7 @@ impl BoundPlan {
         let inputs = given.map(|(index, input)| Tensor::new(input, element, shapes.get(index).copied().flatten()));
         let made = operator.outputs.iter().zip(&produced).enumerate().map(|(index, (output, shape))| {
             let asked = wanted.get(index).copied().unwrap_or(false);
-            Tensor::new(output, element, asked.then_some(shape.as_slice()))
+            Tensor::new(output, element, asked.then_some(&**shape))
         });
         let separate = node.shares_caches(shapes)?;
         Ok(Self { inputs: inputs.collect(), outputs: made.collect(), kernels, plan, functions, separate })

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::ptr::{null, null_mut};
 
 use half::{bf16, f16};
@@ -13,7 +13,7 @@ use ort_sys::{OrtKernelContext, OrtValue};
 use super::api::{Api, ort};
 use super::kind::Kind;
 use super::pool::OrtPool;
-use super::shape::{MAX_RANK, Shape, checked_shape};
+use super::shape::{Shape, checked_shape, output_memory};
 use crate::failure::{Failure, Fault};
 use crate::prepare::Constant;
 
@@ -75,7 +75,7 @@ impl<'a> Call<'a> {
     /// afterwards.
     pub(crate) fn allocate(
         mut self,
-        shapes: &[&[usize]],
+        shapes: &[impl Deref<Target = [usize]>],
         in_place: &[(usize, usize)],
     ) -> Result<(Inputs<'a>, Outputs<'a>, OrtPool<'a>), Failure> {
         let outputs = self.outputs.allocate(&mut self.inputs, shapes, in_place)?;
@@ -381,13 +381,14 @@ impl<'a> OutputSlots<'a> {
     fn allocate(
         self,
         inputs: &mut Inputs<'_>,
-        shapes: &[&[usize]],
+        shapes: &[impl Deref<Target = [usize]>],
         in_place: &[(usize, usize)],
     ) -> Result<Outputs<'a>, Failure> {
         let mut buffers = Vec::with_capacity(shapes.len());
         let mut used: Vec<Range<usize>> = Vec::new();
         for (index, (parameter, shape)) in self.operator.outputs.iter().zip(shapes).enumerate() {
-            let data = self.data(index, shape)?;
+            // SAFETY: `raw` is the context of a running call.
+            let data = unsafe { output_memory(self.api, self.raw, index, shape) }?;
             let len: usize = shape.iter().product();
             if data.is_null() || len == 0 {
                 buffers.push(None);
@@ -427,29 +428,6 @@ impl<'a> OutputSlots<'a> {
             }));
         }
         Ok(Outputs { operator: self.operator, buffers })
-    }
-
-    /// Memory of one output, null where the node does not have it.
-    fn data(&self, index: usize, shape: &[usize]) -> Result<*mut c_void, Failure> {
-        let refused = || Failure::argument(format!("an output cannot have the shape {shape:?}"));
-        let mut dims = [0i64; MAX_RANK];
-        let dims = dims.get_mut(..shape.len()).ok_or_else(refused)?;
-        for (out, &dim) in dims.iter_mut().zip(shape) {
-            *out = i64::try_from(dim).map_err(|_| refused())?;
-        }
-        let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
-        // SAFETY: `raw` is valid; `dims` holds as many elements as said; an absent output yields null.
-        unsafe {
-            ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)).check()?;
-            if index < count {
-                let (dims, rank) = (dims.as_ptr(), dims.len());
-                ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)).check()?;
-            }
-            if !value.is_null() {
-                ort!(self.api, GetTensorMutableData(value, &mut data)).check()?;
-            }
-        }
-        Ok(data)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Deref;
 use std::ptr::{NonNull, null, null_mut};
 
 use moa_cuda::WORKSPACE_ALIGNMENT;
@@ -11,7 +12,7 @@ use moa_schema::{NodeTypes, Operator};
 use ort_sys::{OrtAllocator, OrtKernelContext, OrtMemoryInfo, OrtValue};
 
 use super::api::{Api, ort, ort_plain};
-use super::shape::{Shape, checked_shape};
+use super::shape::{Shape, checked_shape, output_memory};
 use crate::failure::Failure;
 
 /// A tensor on the device.
@@ -104,27 +105,13 @@ impl DeviceCall<'_> {
     }
 
     /// Allocates output `i` with shape `shapes[i]`: its address, `None` where the node does not have it.
-    pub(crate) fn outputs(&self, shapes: &[Vec<usize>]) -> Result<Vec<Option<u64>>, Failure> {
-        shapes.iter().enumerate().map(|(index, shape)| self.output(index, shape)).collect()
-    }
-
-    fn output(&self, index: usize, shape: &[usize]) -> Result<Option<u64>, Failure> {
-        let dims: Result<Vec<i64>, _> = shape.iter().map(|&dim| i64::try_from(dim)).collect();
-        let dims = dims.map_err(|_| Failure::argument(format!("an output cannot have the shape {shape:?}")))?;
-        let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
-        // SAFETY: `raw` is valid; `dims` holds as many elements as said; an absent output yields null.
-        unsafe {
-            ort!(self.api, KernelContext_GetOutputCount(self.raw, &mut count)).check()?;
-            if index < count {
-                let (dims, rank) = (dims.as_ptr(), dims.len());
-                ort!(self.api, KernelContext_GetOutput(self.raw, index, dims, rank, &mut value)).check()?;
-            }
-            if value.is_null() {
-                return Ok(None);
-            }
-            ort!(self.api, GetTensorMutableData(value, &mut data)).check()?;
-        }
-        Ok(Some(data.addr() as u64))
+    pub(crate) fn outputs(&self, shapes: &[impl Deref<Target = [usize]>]) -> Result<Vec<Option<u64>>, Failure> {
+        let address = |index: usize, shape: &[usize]| {
+            // SAFETY: `raw` is the context of a running call.
+            let memory = unsafe { output_memory(self.api, self.raw, index, shape) }?;
+            Ok(NonNull::new(memory).map(|memory| memory.addr().get() as u64))
+        };
+        shapes.iter().enumerate().map(|(index, shape)| address(index, shape)).collect()
     }
 
     /// Memory of the device from the session's allocator; it is given back when the value is dropped.

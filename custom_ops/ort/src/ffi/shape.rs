@@ -1,9 +1,10 @@
 //! Types and dimensions of tensors, without an allocation.
 
+use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use moa_schema::{NodeTypes, Parameter};
-use ort_sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
+use ort_sys::{ONNXTensorElementDataType, OrtKernelContext, OrtTensorTypeAndShapeInfo, OrtValue};
 
 use super::api::{Api, ort, ort_plain};
 use super::kind::{element_code, element_name};
@@ -85,6 +86,37 @@ unsafe fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i
         *size = usize::try_from(*dim).map_err(negative)?;
     }
     Ok((code, shape))
+}
+
+/// Memory of output `index` of this shape, null where the node does not have it.
+///
+/// # Safety
+///
+/// `raw` must be the context of a running call.
+pub(super) unsafe fn output_memory(
+    api: Api,
+    raw: *mut OrtKernelContext,
+    index: usize,
+    shape: &[usize],
+) -> Result<*mut c_void, Failure> {
+    let refused = || Failure::argument(format!("an output cannot have the shape {shape:?}"));
+    let mut dims = [0i64; MAX_RANK];
+    let dims = dims.get_mut(..shape.len()).ok_or_else(refused)?;
+    for (out, &dim) in dims.iter_mut().zip(shape) {
+        *out = i64::try_from(dim).map_err(|_| refused())?;
+    }
+    let (mut count, mut value, mut data) = (0, null_mut(), null_mut());
+    // SAFETY: by the caller's promise; `dims` holds as many elements as said; an absent output yields null.
+    unsafe {
+        ort!(api, KernelContext_GetOutputCount(raw, &mut count)).check()?;
+        if index < count {
+            ort!(api, KernelContext_GetOutput(raw, index, dims.as_ptr(), dims.len(), &mut value)).check()?;
+        }
+        if !value.is_null() {
+            ort!(api, GetTensorMutableData(value, &mut data)).check()?;
+        }
+    }
+    Ok(data)
 }
 
 #[cfg(test)]

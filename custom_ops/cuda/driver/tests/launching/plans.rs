@@ -193,7 +193,7 @@ const WITH_ROOM: [Option<&[usize]>; 9] = {
 fn caches_with_room_are_the_memory_of_the_past() {
     let fake = Fake::load();
     let kernels = kernels(&fake);
-    assert_eq!(node().output_shapes(&WITH_ROOM).unwrap()[1], [2, 1, 8, 64]);
+    assert_eq!(*node().output_shapes(&WITH_ROOM).unwrap()[1], [2, 1, 8, 64]);
     let bound = kernels.plan(&node(), ELEMENT, &WITH_ROOM, &WANTED, Options::default()).unwrap();
     let shared = [OUTPUTS[0], INPUTS[7], INPUTS[8]];
     bound.enqueue(&Buffers { outputs: &shared, ..BUFFERS }, Stream(3)).unwrap();
