@@ -7,16 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use moa_schema::{MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE, is_wgmma_off, multiprocessors};
+use moa_schema::{
+    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE, is_wgmma_off,
+    multiprocessors,
+};
 
 use super::{BackendError, LibraryUse, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
 use crate::files::read_whole;
-
-/// Environment variable that names the library with the CUDA kernels.
-pub const CUDA_VARIABLE: &str = "MOA_CUDA_LIBRARY";
-
-/// Environment variable that names an archive of CUDA kernels, as the kernels' own library reads it.
-const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
 
 /// Environment variable that names the folder of an installation of TensorRT.
 pub const TENSORRT_ROOT: &str = "TENSORRT_ROOT";
@@ -50,7 +47,8 @@ impl Search {
         if path.is_file() {
             return std::path::absolute(&path).ok().or(Some(path));
         }
-        self.looked_in.push(path.display().to_string());
+        let kind = if path.is_dir() { " (a folder)" } else { "" };
+        self.looked_in.push(format!("{}{kind}", path.display()));
         None
     }
 
@@ -225,7 +223,7 @@ pub fn find_tensorrt_plugin() -> Result<PathBuf, BackendError> {
 
 /// The library with the CUDA kernels, where the plugin at `plugin` finds it: `MOA_CUDA_LIBRARY`, else beside it.
 pub(super) fn find_cuda_kernels(plugin: &Path) -> Option<PathBuf> {
-    let name = format!("{}moa_cuda{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
+    let name = format!("{}{CUDA_LIBRARY}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
     named(CUDA_VARIABLE).or_else(|| Some(plugin.with_file_name(name))).filter(|path| path.is_file())
 }
 

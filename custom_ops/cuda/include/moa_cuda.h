@@ -161,8 +161,9 @@ void moa_cuda_plan_destroy(moa_cuda_plan *plan);
 int32_t moa_cuda_plan_describe(const moa_cuda_plan *plan, moa_cuda_plan_info *info, moa_cuda_error *error);
 size_t moa_cuda_plan_workspace_bytes(const moa_cuda_plan *plan);
 
-/* Puts one call on `stream` (a CUstream or cudaStream_t of the kernels' context). Absent tensors are NULL. The
- * workspace starts at a multiple of 256 bytes, may hold anything, and belongs to this call until it has run. */
+/* Puts one call on `stream` (a CUstream or cudaStream_t of the kernels' context). Absent tensors are NULL, all
+ * others begin at a multiple of the size of their elements. The workspace starts at a multiple of 256 bytes, may hold
+ * anything, and belongs to this call until it has run. */
 int32_t moa_cuda_enqueue(const moa_cuda_plan *plan, const void *const *inputs, size_t input_count,
                          void *const *outputs, size_t output_count, void *workspace, size_t workspace_bytes,
                          void *stream, moa_cuda_error *error);

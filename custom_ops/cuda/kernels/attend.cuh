@@ -4,10 +4,8 @@
 #pragma once
 
 #include "attend_sticks.cuh"
+#include "constants.cuh"
 #include "engine.cuh"
-
-// Parts into which keys are cut at most; as MAX_SPLITS in src/plan/choice.rs.
-const int MAX_KEY_SPLITS = 32;
 
 template <class EngineType, int HEAD_, int ROW_WARPS_, int KEY_WARPS_, int KEYS_, bool STICKS_ = false>
 struct Attention {
@@ -41,7 +39,7 @@ struct Attention {
 
     static_assert(WARP_KEYS % Engine::STEP == 0 && WARP_KEYS <= 64, "the keys of a warp are whole steps of one mask");
     static_assert(ROW_WARPS == 1 || KEY_WARPS == 1, "warps cut rows or keys");
-    static_assert(KEY_WARPS == 1 || MERGE_BYTES >= ROWS * MAX_KEY_SPLITS * 8, "two floats of every part and row");
+    static_assert(KEY_WARPS == 1 || MERGE_BYTES >= ROWS * MAX_SPLITS * 8, "two floats of every part and row");
 
     // Where an element of a row of queries, keys or values lies, by its layout.
     static constexpr int QUERY_LAYOUT = STRIDE, KEY_LAYOUT = STRIDE, VALUE_LAYOUT = VALUE_STRIDE;

@@ -3,8 +3,6 @@
 
 #include "route.cuh"
 
-const int LIST_THREADS = 1024, SUM_THREADS = 256;
-
 // Groups of 32 tokens that a warp has on their way at a time.
 const int LIST_GROUPS = 16;
 

@@ -54,7 +54,7 @@ struct Parameters {
     int gated;  // Whether input_weight holds two blocks of columns.
     int causal;  // Whether query i sees the keys 0 ..= P + i only.
     int skip_padded;  // Whether a token whose query mask is 0 is routed nowhere.
-    int vectors;  // Whether every row of every tensor begins at a multiple of 16 bytes.
+    int vectors;  // Whether every row of hidden_states, of matrices and of caches begins at a multiple of 16 bytes; rows of router_weight, of router_input and of the rotary tables need not.
     int row_mode;  // Which rows a product computes: RowMode.
     int route_blocks;  // Blocks that route, the first of the grid.
     int route_splits;  // Warps that share the tokens of one group.

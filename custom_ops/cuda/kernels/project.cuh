@@ -3,20 +3,12 @@
 #pragma once
 
 #include "caches.cuh"
+#include "constants.cuh"
 #include "product.cuh"
-
-enum RowMode {
-    ALL_ROWS = 0,     // every expert takes every token; rows [N, E, w]
-    LISTED_ROWS = 1,  // an expert takes the pairs of its list; rows [N, k, w]
-    CHOSEN_ROWS = 2,  // an expert takes every token and keeps those that chose it; rows [N, k, w]
-    ROUTED_ROWS = 3,  // as ALL_ROWS, for the experts that some token chose; every block routes the tokens itself
-};
 
 // Whether slot `e` of every token of an attention layer is expert `e`, so that nobody need look. A token that is routed
 // nowhere has rows too; the output leaves them out.
 DEVICE bool slots_are_experts(const Parameters &p) { return p.top_k == p.experts && p.activation < 0; }
-
-enum Activation { NO_ACTIVATION = -1, RELU = 0, GELU = 1, SILU = 2, GELU_TANH = 3 };
 
 DEVICE float activate(int activation, float x) {
     if (activation == RELU) {

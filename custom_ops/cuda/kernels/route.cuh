@@ -3,11 +3,9 @@
 // Groups of 4 tokens; the warps of a group share the width, and their sums are added in the order of the warps.
 #pragma once
 
+#include "constants.cuh"
 #include "route_products.cuh"
 
-enum GateMode { SOFTMAX_TOPK = 0, SOFTMAX_TOPK_RENORM = 1, TOPK_SOFTMAX = 2 };
-
-const int GROUP_TOKENS = 4;
 const unsigned char NO_SLOT = 255;
 const unsigned FAULT_ROUTER_LOGITS = 1;
 const unsigned FAULT_POSITION = 2;

@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use moa_schema::AttentionMode;
 
+use crate::constants::{LIST_THREADS, SUM_THREADS};
 use crate::{Device, Element, Options};
 
 /// What multiplies small matrices.
@@ -371,10 +372,6 @@ impl AttendKernel {
         let _ = writeln!(text, "static_assert({kind}::SHARED_BYTES == {bytes}, \"as the planner has it\");");
     }
 }
-
-/// Threads of the kernels that list pairs and that sum slots.
-pub(crate) const LIST_THREADS: usize = 1024;
-pub(crate) const SUM_THREADS: usize = 256;
 
 /// The kernel that routes many tokens.
 pub(crate) mod route {

@@ -87,11 +87,13 @@
 
 pub mod archive;
 mod catalog;
+mod constants;
 mod device;
 mod parameters;
 pub mod plan;
 
 pub use catalog::{entry_points, module_source};
+pub use constants::{ACTIVATIONS, MAX_SPLITS, RowMode, c_constants};
 pub use device::{Device, Element, Options};
 pub use parameters::{Buffer, Parameters, c_header};
 

@@ -37,6 +37,13 @@ macro_rules! parameters {
         }
 
         impl Parameters {
+            /// Bytes that a kernel takes, whole words of 8.
+            pub const BYTES: usize = {
+                let words = [$(stringify!($pointer)),*].len();
+                let halves = [$(stringify!($integer),)* $(stringify!($float)),*].len();
+                (8 * words + 4 * halves).next_multiple_of(8)
+            };
+
             /// Every pointer with its name.
             pub fn pointers(&self) -> Vec<(&'static str, Buffer)> {
                 vec![$((stringify!($pointer), self.$pointer)),*]
@@ -45,16 +52,19 @@ macro_rules! parameters {
             /// The bytes that the kernel takes; `address` gives the device address of a buffer, 0 for null.
             ///
             /// Kernels load vectors of 16 bytes only where every address allows it.
-            pub fn bytes(&self, mut address: impl FnMut(Buffer) -> u64) -> Vec<u8> {
+            pub fn bytes(&self, mut address: impl FnMut(Buffer) -> u64) -> [u8; Self::BYTES] {
                 let mut addresses = [$(self.$pointer),*]
                     .map(|buffer| if buffer == Buffer::Null { 0 } else { address(buffer) });
                 let aligned = addresses.iter_mut().all(|address| address.is_multiple_of(16));
                 let mut own = *self;
                 own.vectors &= i32::from(aligned || self.only_status_is_unaligned(&addresses));
-                let mut bytes: Vec<u8> = addresses.iter().flat_map(|address| address.to_le_bytes()).collect();
-                $(bytes.extend(own.$integer.to_le_bytes());)*
-                $(bytes.extend(own.$float.to_le_bytes());)*
-                bytes.resize(bytes.len().next_multiple_of(8), 0);
+                let mut bytes = [0; Self::BYTES];
+                let (words, _) = bytes.as_chunks_mut::<8>();
+                let mut words = words.iter_mut();
+                addresses.iter().zip(words.by_ref()).for_each(|(address, word)| *word = address.to_le_bytes());
+                let (halves, _) = words.into_slice().as_flattened_mut().as_chunks_mut::<4>();
+                let own = [$(own.$integer.to_le_bytes(),)* $(own.$float.to_le_bytes()),*];
+                halves.iter_mut().zip(own).for_each(|(half, own)| *half = own);
                 bytes
             }
         }
@@ -123,7 +133,7 @@ parameters! {
         gated, "Whether `input_weight` holds two blocks of columns.";
         causal, "Whether query `i` sees the keys `0 ..= P + i` only.";
         skip_padded, "Whether a token whose query mask is 0 is routed nowhere.";
-        vectors, "Whether every row of every tensor begins at a multiple of 16 bytes.";
+        vectors, "Whether every row of `hidden_states`, of matrices and of caches begins at a multiple of 16 bytes; rows of `router_weight`, of `router_input` and of the rotary tables need not.";
         row_mode, "Which rows a product computes: `RowMode`.";
         route_blocks, "Blocks that route, the first of the grid.";
         route_splits, "Warps that share the tokens of one group.";
@@ -167,7 +177,7 @@ pub fn c_header() -> String {
     header.push_str("};\n\n");
     let pointers = Parameters::default().pointers().len();
     let _ = writeln!(header, "const int PARAMETERS_POINTERS = {pointers};");
-    let bytes = Parameters::default().bytes(|_| 0).len();
+    let bytes = Parameters::BYTES;
     let _ =
         writeln!(header, "static_assert(sizeof(Parameters) == {bytes}, \"the fields have no padding between them\");");
     header

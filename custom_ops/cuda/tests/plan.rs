@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use moa_cuda::plan::{self, Launch, Plan, PlanError, Regime, SelfAttentionSettings};
-use moa_cuda::{Buffer, Device, Element, Options, WORKSPACE_ALIGNMENT, entry_points};
+use moa_cuda::{Buffer, Device, Element, MAX_SPLITS, Options, RowMode, WORKSPACE_ALIGNMENT, entry_points};
 use moa_schema::{
     Activation, AttentionMode, CrossAttentionAttributes, CrossAttentionDims, FeedForwardAttributes, FeedForwardDims,
     GateMode, SelfAttentionAttributes, SelfAttentionDims, feed_forward, self_attention,
@@ -183,7 +183,7 @@ fn check_staying_project(launch: &Launch, shape: &Shape, device: &Device) {
     let p = &launch.parameters;
     let (rows, columns) = tile_of(launch);
     let tokens = shape.batch * shape.tokens;
-    let (listed, rotates) = (p.row_mode == 1, p.rotary_positions > 0);
+    let (listed, rotates) = (p.row_mode == RowMode::Listed.number(), p.rotary_positions > 0);
     assert_eq!((wide(p.head) % 64, p.copy_blocks, p.route_blocks, p.activation), (0, 0, 0, -1));
     assert!(!rotates || p.head == 128);
     let matrices = if listed { 1 } else { shape.experts };
@@ -210,7 +210,7 @@ fn check_project(launch: &Launch, shape: &Shape, regime: Regime) {
     let p = &launch.parameters;
     let (rows, columns) = tile_of(launch);
     let tokens = shape.batch * shape.tokens;
-    let listed = p.row_mode == 1;
+    let listed = p.row_mode == RowMode::Listed.number();
     let experts = wide(p.row_tiles) * wide(p.input_tiles) * if listed { 1 } else { shape.experts };
     let appended = wide(p.kv_row_tiles) * (wide(p.key_tiles) + wide(p.value_tiles));
     let blocks = wide(p.route_blocks) + experts + appended + wide(p.copy_blocks);
@@ -221,7 +221,7 @@ fn check_project(launch: &Launch, shape: &Shape, regime: Regime) {
     if p.route_blocks > 0 {
         assert_cover("router", wide(p.route_blocks), warps / wide(p.route_splits) * 4, tokens);
     }
-    if p.row_mode == 3 {
+    if p.row_mode == RowMode::Routed.number() {
         assert!(tokens <= warps / wide(p.route_splits) * 4, "a block routes every token");
     }
     if p.row_tiles > 0 {
@@ -255,18 +255,12 @@ fn check_output(launch: &Launch, shape: &Shape, device: &Device) {
     let tokens = shape.batch * shape.tokens;
     assert_grid(launch, wide(p.row_tiles) * wide(p.output_tiles) * wide(p.output_splits), device);
     assert_cover("output columns", wide(p.output_tiles), columns, shape.width);
-    if p.row_mode == 2 {
+    if p.row_mode == RowMode::Chosen.number() {
         assert_cover("output rows", wide(p.row_tiles), rows, tokens);
         assert!(p.output_splits == 1 || p.tickets != Buffer::Null);
     } else {
         assert!(wide(p.row_tiles) >= (tokens * shape.top_k + shape.experts * (rows - 1)) / rows);
     }
-}
-
-/// Parts of keys whose maxima and sums the kernels have shared memory for.
-fn max_key_splits() -> i32 {
-    let constant = |line: &str| line.strip_prefix("const int MAX_KEY_SPLITS = ")?.strip_suffix(';')?.parse().ok();
-    include_str!("../kernels/attend.cuh").lines().find_map(constant).unwrap()
 }
 
 fn check_attend(launch: &Launch, shape: &Shape, device: &Device) {
@@ -277,7 +271,7 @@ fn check_attend(launch: &Launch, shape: &Shape, device: &Device) {
     assert_cover("queries", wide(p.query_tiles), rows, shape.tokens * shape.top_k);
     let blocks = wide(p.query_tiles) * shape.batch * shape.kv_heads * wide(p.key_splits);
     assert_grid(launch, blocks, device);
-    assert!(p.key_splits <= max_key_splits(), "{} parts of keys", p.key_splits);
+    assert!(p.key_splits <= MAX_SPLITS as i32, "{} parts of keys", p.key_splits);
     assert!(p.key_splits == 1 || (rows == 16 && p.tickets != Buffer::Null), "only short tiles cut keys");
 }
 
@@ -287,7 +281,11 @@ fn pieces(plan: &Plan, launch: &Launch, element: Element) -> Vec<(&'static str, 
     let bytes = element.bytes();
     let tokens = wide(p.batch) * wide(p.tokens);
     let (pairs, w) = (tokens * wide(p.top_k), wide(p.columns));
-    let row_slots = if p.row_mode == 0 || p.row_mode == 3 { wide(p.experts) } else { wide(p.top_k) };
+    let row_slots = if p.row_mode == RowMode::All.number() || p.row_mode == RowMode::Routed.number() {
+        wide(p.experts)
+    } else {
+        wide(p.top_k)
+    };
     let attend_rows = if launch.kernel.contains("attend") { wide(p.query_tiles) * 16 } else { 0 };
     let partial_rows = match (plan.regime, p.output_splits) {
         (Regime::GroupedReduce, _) => pairs * wide(p.width) * bytes,
@@ -326,7 +324,8 @@ fn pieces(plan: &Plan, launch: &Launch, element: Element) -> Vec<(&'static str, 
 fn check_workspace(plan: &Plan, element: Element) {
     for launch in &plan.launches {
         let mut pieces = pieces(plan, launch, element);
-        let in_place = matches!(launch.parameters.row_mode, 1 | 2);
+        let in_place =
+            [RowMode::Listed, RowMode::Chosen].iter().any(|mode| mode.number() == launch.parameters.row_mode);
         if in_place {
             pieces.retain(|(name, ..)| *name != "rows");
         }

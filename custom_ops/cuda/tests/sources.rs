@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use moa_cuda::{Element, c_header, module_source};
+use moa_cuda::{Element, c_constants, c_header, module_source};
 
 /// Set to write the sources instead of comparing them.
 const UPDATE: &str = "UPDATE_KERNEL_SOURCES";
@@ -25,6 +25,11 @@ fn check(name: &str, text: &str) {
 #[test]
 fn parameters_are_what_the_table_says() {
     check("parameters.cuh", &c_header());
+}
+
+#[test]
+fn constants_are_those_of_the_planner() {
+    check("constants.cuh", &c_constants());
 }
 
 #[test]

@@ -31,7 +31,9 @@ fn node_of(attributes: &Attributes) -> Result<Node, Failure> {
         Attributes::SelfAttention(attributes) => Node::SelfAttention(attributes, Caches::Shared),
         Attributes::CrossAttention(attributes) => Node::CrossAttention(attributes),
         Attributes::FeedForward(attributes) => Node::FeedForward(attributes),
-        Attributes::LmHead => return Err(Failure::runtime(format!("{} has no CUDA kernel", LM_HEAD.name))),
+        Attributes::LmHead => {
+            return Err(Failure { fault: Fault::Bug, text: format!("{} has no CUDA kernel", LM_HEAD.name) });
+        }
     })
 }
 
@@ -117,19 +119,18 @@ impl GpuKernel {
 
     /// Puts one call on the stream of the run.
     pub(crate) fn compute(&self, call: &DeviceCall<'_>) -> Result<(), Failure> {
+        let (shapes, inputs, stream) = (call.shapes(), call.addresses(), call.stream()?);
+        let outputs = call.outputs(&self.node.output_shapes(&shapes)?)?;
+        let wanted: Vec<bool> = outputs.iter().map(Option::is_some).collect();
+        let addresses: Vec<u64> = outputs.into_iter().map(Option::unwrap_or_default).collect();
+        // Held until all is enqueued: the launches of two calls on one stream must not mix, which share a workspace.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let kernels = match &state.kernels {
             Some(kernels) => Arc::clone(kernels),
             None => Arc::clone(state.kernels.insert(kernels_at(Place::Device(call.device()?))?)),
         };
-        let shapes = call.shapes();
-        let stream = call.stream()?;
-        let outputs = call.outputs(&self.node.output_shapes(&shapes)?)?;
-        let wanted: Vec<bool> = outputs.iter().map(Option::is_some).collect();
         let plan = state.plan(self, &kernels, &shapes, &wanted)?;
         let (workspace, workspace_bytes) = state.workspace(&kernels, call, stream, plan.workspace_bytes())?;
-        let addresses: Vec<u64> = outputs.into_iter().map(Option::unwrap_or_default).collect();
-        let inputs = call.addresses();
         plan.enqueue(&Buffers { inputs: &inputs, outputs: &addresses, workspace, workspace_bytes }, stream)?;
         Ok(())
     }

@@ -1,6 +1,16 @@
-//! Environment variables that change the plans of the CUDA kernels: for the kernels, and for locks of what was planned.
+//! Environment variables that change the plans of the CUDA kernels or say where these are: for the kernels, and for
+//! locks of what was planned with which of them.
 
 use std::ffi::OsStr;
+
+/// Names a kernel archive that is used in place of the one in the build.
+pub const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
+
+/// Names the library with the CUDA kernels where it does not lie beside the TensorRT plugin, as [`CUDA_LIBRARY`].
+pub const CUDA_VARIABLE: &str = "MOA_CUDA_LIBRARY";
+
+/// The library with the CUDA kernels, without what a system puts before and behind its name.
+pub const CUDA_LIBRARY: &str = "moa_cuda";
 
 /// Set to `0`, it keeps large products of 16-bit tensors from warpgroup products on a device of compute capability 9.0
 /// whose machine code is in the archive; any other value does nothing. Read when a kernel set is made.

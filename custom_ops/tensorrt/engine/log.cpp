@@ -34,6 +34,15 @@ bool tells_of_memory(const std::string &line) {
     return false;
 }
 
+// A line may come through the log and through the recorder, with and without a prefix.
+void add_line(std::vector<std::string> &lines, const std::string &line) {
+    if (line.empty() || lines.size() == kept_errors) return;
+    const bool is_known = std::any_of(lines.begin(), lines.end(), [&](const std::string &known) {
+        return known.find(line) != std::string::npos || line.find(known) != std::string::npos;
+    });
+    if (!is_known) lines.push_back(line);
+}
+
 }  // namespace
 
 // The door is held.
@@ -44,11 +53,7 @@ void note_error(const std::string &line, bool is_memory) {
     for (Errors *const call : calls) {
         if (is_owned && call->owner_ != here) continue;
         call->is_memory_ = call->is_memory_ || is_memory || tells_of_memory(line);
-        // A line may come through the log and through the recorder, with and without a prefix.
-        const bool is_known = std::any_of(call->lines_.begin(), call->lines_.end(), [&](const std::string &known) {
-            return known.find(line) != std::string::npos || line.find(known) != std::string::npos;
-        });
-        if (!is_known && call->lines_.size() < kept_errors) call->lines_.push_back(line);
+        add_line(call->lines_, line);
     }
 }
 
@@ -79,7 +84,7 @@ void log_line(std::int32_t severity, const char *text) noexcept {
         auto &shared = state();
         const std::lock_guard<std::mutex> lock(shared.door);
         tell_the_user(severity, line.c_str());
-        if (severity <= MOA_TRT_LOG_ERROR && !line.empty()) note_error(line, false);
+        if (severity <= MOA_TRT_LOG_ERROR) note_error(line, false);
         if (severity == MOA_TRT_LOG_WARNING) note_warning(line);
         for (const Sink *const sink : shared.sinks) {
             if (sink->log != nullptr && severity <= sink->severity) sink->log(sink->user, severity, line.c_str());

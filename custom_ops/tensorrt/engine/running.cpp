@@ -100,13 +100,13 @@ void Running::set_shape(const char *name, const moa_trt_shape &shape) {
     moa_trt_range range{};
     loaded_->range(profile_, index, range);
     check_range(one, shape, profile_, range);
+    const std::uint64_t bytes = bytes_of(shape, one.element, one.name);
     const Current current(loaded_->device());
     const Errors errors;
     if (!parts_->context->setInputShape(one.name.c_str(), dims)) {
         throw errors.as(MOA_TRT_PROFILE, "TensorRT does not take the shape " + text(shape) + " for `" + one.name + "`");
     }
     Place &place = parts_->places[index];
-    const std::uint64_t bytes = bytes_of(shape, one.element, one.name);
     place.is_filled = place.is_filled && place.bytes == bytes;
     place.shape = shape;
     place.is_shaped = true;
@@ -202,7 +202,9 @@ void Running::prepare() {
     is_prepared_ = true;
 }
 
+// What the outputs hold is that of no whole run from here on, until the caller says so.
 void Running::enqueue() {
+    has_run_ = false;
     const Errors errors;
     if (!parts_->context->enqueueV3(static_cast<cudaStream_t>(parts_->stream.handle()))) {
         throw errors.as(MOA_TRT_RUNTIME, "TensorRT does not run the engine");
@@ -265,7 +267,6 @@ void Running::time(const moa_trt_timing &timing, float *milliseconds) {
     // The first run with new shapes may allocate, which a graph cannot hold.
     enqueue();
     parts_->stream.synchronize();
-    has_run_ = true;
     const std::unique_ptr<Graph> graph = timing.use_graph != 0 ? captured() : nullptr;
     Buffer cold;
     if (timing.flush_bytes != 0) cold.reserve(timing.flush_bytes);
@@ -286,6 +287,7 @@ void Running::time(const moa_trt_timing &timing, float *milliseconds) {
         const float taken = end.since(start);
         if (turn >= warmup) milliseconds[turn - warmup] = taken;
     }
+    has_run_ = true;
 }
 
 void Running::profile_layers(std::uint32_t runs, moa_trt_on_layer layer, void *user) {
@@ -306,7 +308,6 @@ void Running::profile_layers(std::uint32_t runs, moa_trt_on_layer layer, void *u
     prepare();
     enqueue();
     parts_->stream.synchronize();
-    has_run_ = true;
     Profiler profiler(layer, user);
     // Whatever happens, the context must not keep it.
     struct Detach {
@@ -318,6 +319,7 @@ void Running::profile_layers(std::uint32_t runs, moa_trt_on_layer layer, void *u
         enqueue();
         parts_->stream.synchronize();
     }
+    has_run_ = true;
 }
 
 }  // namespace moa::engine

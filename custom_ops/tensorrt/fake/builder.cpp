@@ -326,7 +326,7 @@ int version() { return number_told("version", NV_TENSORRT_VERSION); }
 int capability() { return number_told("capability", 90); }
 
 void report(ErrorCode code, const std::string &text) {
-    if (the_recorder != nullptr) the_recorder->reportError(code, text.c_str());
+    if (the_recorder != nullptr) the_recorder->reportError(code, is_told("no_text") ? "" : text.c_str());
     if (the_logger != nullptr) the_logger->log(ILogger::Severity::kERROR, ("2: [fake] Error Code 2: " + text).c_str());
 }
 

@@ -14,8 +14,8 @@ namespace moa {
 
 namespace {
 
-// Names the library with the kernels where it does not lie beside this one.
-constexpr const char *variable = "MOA_CUDA_LIBRARY";
+using contract::cuda_library;
+using contract::cuda_variable;
 
 template <class Function>
 Function *symbol(void *library, const char *name, const std::string &place) {
@@ -39,17 +39,17 @@ std::string own_folder() {
 }
 
 void *open_kernels(std::string &place) {
-    const char *named = std::getenv(variable);
+    const char *named = std::getenv(cuda_variable);
     if (named != nullptr && *named != '\0') {
         place = named;
         if (void *library = dlopen(named, RTLD_NOW | RTLD_LOCAL)) return library;
-        throw Refusal(std::string(variable) + "=" + named + " cannot be loaded: " + last_loader_error());
+        throw Refusal(std::string(cuda_variable) + "=" + named + " cannot be loaded: " + last_loader_error());
     }
     // Nowhere else: whoever locks an engine to its libraries looks at these two places.
-    place = own_folder() + "libmoa_cuda.so";
+    place = own_folder() + cuda_library;
     if (void *library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-    throw Refusal("libmoa_cuda.so, which holds the kernels, cannot be loaded from beside libmoa_tensorrt.so; set " +
-                  std::string(variable) + " to it (" + last_loader_error() + ")");
+    throw Refusal(std::string(cuda_library) + ", which holds the kernels, cannot be loaded from beside " +
+                  "libmoa_tensorrt.so; set " + cuda_variable + " to it (" + last_loader_error() + ")");
 }
 
 // The functions of moa_cuda.h. Loaded libraries stay: their kernels may still run when the last plugin goes.

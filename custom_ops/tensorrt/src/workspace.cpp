@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <utility>
 
 #include "failure.h"
 
@@ -25,32 +26,33 @@ constexpr Steps finest_first[] = {{most_visits, 1.1}, {1024, 1.1}, {512, 1.1}, {
 // Sizes that may vary: batch, tokens, and past or source tokens.
 enum Symbol : std::size_t { batch, tokens, others, symbol_count };
 
-// A dimension of an input as a sum of symbols.
+// A dimension of an input that varies, as a sum of symbols.
 struct Place {
-    std::size_t position;
-    std::int32_t axis;
-    bool is_tokens, is_others;
+    std::size_t input;
+    std::size_t axis;
+    std::vector<Symbol> symbols;
 };
 
-std::vector<Place> places(std::size_t operator_index) {
-    if (operator_index == MOA_CUDA_SELF_ATTENTION) {
-        namespace own = contract::self_attention;
-        return {{own::hidden_states, 0, false, false}, {own::hidden_states, 1, true, false},
-                {own::attention_mask, 0, false, false}, {own::attention_mask, 1, true, true},
-                {own::past_key, 0, false, false}, {own::past_key, 2, false, true},
-                {own::past_value, 0, false, false}, {own::past_value, 2, false, true},
-                {own::position_ids, 0, false, false}, {own::position_ids, 1, true, false}};
+std::vector<Symbol> symbols_of(contract::Extent extent) {
+    switch (extent) {
+        case contract::Extent::batch: return {batch};
+        case contract::Extent::tokens: return {tokens};
+        case contract::Extent::others: return {others};
+        case contract::Extent::tokens_and_others: return {tokens, others};
+        case contract::Extent::fixed: break;
     }
-    if (operator_index == MOA_CUDA_CROSS_ATTENTION) {
-        namespace cross = contract::cross_attention;
-        return {{cross::hidden_states, 0, false, false}, {cross::hidden_states, 1, true, false},
-                {cross::key, 0, false, false}, {cross::key, 2, false, true},
-                {cross::value, 0, false, false}, {cross::value, 2, false, true},
-                {cross::key_mask, 0, false, false}, {cross::key_mask, 1, false, true},
-                {cross::query_mask, 0, false, false}, {cross::query_mask, 1, true, false}};
+    return {};
+}
+
+std::vector<Place> places(const contract::Operator &contract, const std::vector<std::size_t> &positions) {
+    std::vector<Place> found;
+    for (std::size_t input = 0; input < positions.size(); ++input) {
+        for (std::size_t axis = 0; axis < contract::max_rank; ++axis) {
+            auto symbols = symbols_of(contract.inputs[positions[input]].extents[axis]);
+            if (!symbols.empty()) found.push_back({input, axis, std::move(symbols)});
+        }
     }
-    namespace forward = contract::feed_forward;
-    return {{forward::hidden_states, 0, false, false}, {forward::hidden_states, 1, true, false}};
+    return found;
 }
 
 std::vector<std::int64_t> points(std::int64_t least, std::int64_t most, const Steps &steps) {
@@ -71,16 +73,12 @@ std::vector<std::int64_t> points(std::int64_t least, std::int64_t most, const St
 void for_each_size(const Node &node, const std::vector<std::size_t> &positions, const Range &range,
                    const std::function<void(const Tensors &)> &visit) {
     std::int64_t least[symbol_count] = {0, 0, 0}, most[symbol_count] = {0, 0, 0};
-    std::vector<std::pair<std::size_t, Place>> used;
-    for (const Place &place : places(node.operator_index())) {
-        const auto found = std::find(positions.begin(), positions.end(), place.position);
-        if (found == positions.end()) continue;
-        const auto input = static_cast<std::size_t>(found - positions.begin());
-        used.emplace_back(input, place);
-        if (place.is_tokens && place.is_others) continue;
-        const Symbol symbol = place.is_tokens ? tokens : place.is_others ? others : batch;
-        least[symbol] = range.least[input].dims.d[place.axis];
-        most[symbol] = std::max<std::int64_t>(least[symbol], range.most[input].dims.d[place.axis]);
+    const std::vector<Place> varying = places(node.contract(), positions);
+    for (const Place &place : varying) {
+        if (place.symbols.size() > 1) continue;
+        const Symbol symbol = place.symbols.front();
+        least[symbol] = range.least[place.input].dims.d[place.axis];
+        most[symbol] = std::max<std::int64_t>(least[symbol], range.most[place.input].dims.d[place.axis]);
     }
     std::vector<std::int64_t> grid[symbol_count];
     const auto cut = [&](const Steps &steps) {
@@ -99,10 +97,11 @@ void for_each_size(const Node &node, const std::vector<std::size_t> &positions, 
     for (const std::int64_t b : grid[batch]) {
         for (const std::int64_t t : grid[tokens]) {
             for (const std::int64_t s : grid[others]) {
-                for (const auto &[input, place] : used) {
-                    const bool is_batch = !place.is_tokens && !place.is_others;
-                    const std::int64_t size = is_batch ? b : (place.is_tokens ? t : 0) + (place.is_others ? s : 0);
-                    auto &dim = tensors[input].dims.d[place.axis];
+                const std::int64_t sizes[symbol_count] = {b, t, s};
+                for (const Place &place : varying) {
+                    std::int64_t size = 0;
+                    for (const Symbol symbol : place.symbols) size += sizes[symbol];
+                    auto &dim = tensors[place.input].dims.d[place.axis];
                     dim = static_cast<std::remove_reference_t<decltype(dim)>>(size);
                 }
                 visit(tensors);

@@ -119,12 +119,12 @@ std::vector<Sizes> legal_shapes(std::size_t index, std::size_t count, std::int64
     if (index == 0) {
         const std::int64_t keys = tokens + (count > 7 ? others : 0);
         all = {{2, tokens, 16}, {2, keys}, {16, 6}, {6, 16, 8}, {16, 16}, {6, 8, 16}, {16}, {2, 2, others, 4},
-               {2, 2, others, 4}, {512, 2}, {512, 2}, {2, tokens}};
+               {2, 2, others, 4}, {512, 2}, {512, 2}, {2, tokens}, {2, tokens, 16}};
     } else if (index == 1) {
         all = {{2, tokens, 16}, {2, 2, others, 4}, {2, 2, others, 4}, {2, others}, {2, tokens}, {16, 6}, {6, 16, 8},
                {6, 8, 16}, {16}};
     } else {
-        all = {{2, tokens, 16}, {16, 6}, {6, 16, 5}, {6, 5, 16}, {16}};
+        all = {{2, tokens, 16}, {16, 6}, {6, 16, 5}, {6, 5, 16}, {16}, {2, tokens, 16}};
     }
     all.resize(count);
     return all;

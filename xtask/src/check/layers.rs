@@ -73,7 +73,11 @@ const MODULES: [Module; 25] = [
         &["backend", "digest", "file_names", "files", "moa_schema", "onnx::read", "parity", "random", "tensor"],
         &[],
     ),
-    module("generate", &["backend", "file_names", "files", "moa_schema", "onnx::read", "random", "text"], &[]),
+    module(
+        "generate",
+        &["backend", "file_names", "files", "metadata", "moa_schema", "onnx::read", "random", "text"],
+        &[],
+    ),
     module(
         "cli",
         &[

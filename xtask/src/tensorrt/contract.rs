@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use moa_cuda::plan::ACTIVATIONS;
+use moa_cuda::ACTIVATIONS;
 use moa_schema::{
-    Activation, AttentionMode, Attribute, AttributeKind, DOMAIN, ElementType, GateMode, OPERATORS, OPSET_VERSION,
-    OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS, Parameter,
+    Activation, AttentionMode, Attribute, AttributeKind, CUDA_LIBRARY, CUDA_VARIABLE, DOMAIN, ElementType, GateMode,
+    OPERATORS, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS, Parameter,
 };
 
 /// Names of the namespaces that hold the positions of inputs, in the order of [`served`].
@@ -25,6 +25,8 @@ pub(super) fn header() -> String {
         ("output_count", OUTPUT_COUNT),
         ("plugin_version", PLUGIN_VERSION),
         ("plugin_namespace", PLUGIN_NAMESPACE),
+        ("cuda_variable", CUDA_VARIABLE),
+        ("cuda_library", &format!("lib{CUDA_LIBRARY}.so")),
     ] {
         line(&mut text, &format!("inline constexpr const char *{name} = \"{value}\";"));
     }
@@ -78,7 +80,19 @@ fn parameter(parameter: &Parameter) -> String {
         ElementType::Int32 => "int32",
         ElementType::Int64 => "int64",
     };
-    format!("{{\"{}\", Element::{element}, {}}}", parameter.name, parameter.optional)
+    let extents: Vec<_> = parameter.dims.iter().map(|dim| format!("Extent::{}", extent(dim))).collect();
+    format!("{{\"{}\", Element::{element}, {}, {{{}}}}}", parameter.name, parameter.optional, extents.join(", "))
+}
+
+/// What a dimension is, by the symbol that the schema has for it.
+fn extent(dim: &str) -> &'static str {
+    match dim {
+        "B" => "batch",
+        "T" => "tokens",
+        "P" | "S" => "others",
+        "P + T" => "tokens_and_others",
+        _ => "fixed",
+    }
 }
 
 fn attribute(attribute: &Attribute) -> String {
@@ -121,7 +135,9 @@ mod tests {
         // As MOA_CUDA_RELU, MOA_CUDA_SOFTMAX and those after them number them.
         assert!(header.contains("activations_table[] = {\"relu\", \"gelu\", \"silu\", \"gelu_tanh\"}"));
         assert!(header.contains("attention_modes_table[] = {\"softmax\", \"stick_breaking\"}"));
-        assert!(header.contains("{\"kv_weight\", Element::weight, true}"));
+        assert!(header.contains("{\"kv_weight\", Element::weight, true, {Extent::fixed, Extent::fixed}}"));
+        let mask = "{\"attention_mask\", Element::int32, false, {Extent::batch, Extent::tokens_and_others}}";
+        assert!(header.contains(mask));
         // As MOA_CUDA_SELF_ATTENTION and the two after it number them.
         let names: Vec<_> = served().iter().map(|operator| operator.name).collect();
         assert_eq!(names, ["MoASelfAttention", "MoACrossAttention", "MoEFeedForward"]);

@@ -1,7 +1,8 @@
 //! From the numbers of the C ABI to the types of the crates below.
 
+use moa_cuda::ACTIVATIONS;
 use moa_cuda::Element;
-use moa_cuda::plan::{ACTIVATIONS, Regime};
+use moa_cuda::plan::Regime;
 use moa_cuda_driver::{Caches, Node};
 use moa_schema::{AttentionMode, CrossAttentionAttributes, FeedForwardAttributes, GateMode, SelfAttentionAttributes};
 

@@ -23,7 +23,7 @@ mod launch;
 mod node;
 mod plan;
 
-pub use archive_file::{ARCHIVE_VARIABLE, find_archive};
+pub use archive_file::{find_archive, has_archive};
 pub use error::{DriverError, Error};
 pub use ffi::{Context, Driver, Stream};
 pub use kernels::{DeviceFacts, KernelSet, OVERLAP_VARIABLE};

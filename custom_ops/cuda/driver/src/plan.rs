@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use moa_cuda::plan::{Plan, Regime};
-use moa_cuda::{Buffer, Element, WORKSPACE_ALIGNMENT};
+use moa_cuda::{Buffer, Element, Parameters, WORKSPACE_ALIGNMENT};
 use moa_schema::{Parameter, ShapeError, self_attention::SHARED_CACHES};
 
 use crate::context::Entered;
@@ -43,12 +43,15 @@ struct Tensor {
     name: &'static str,
     /// 0 where it is absent or empty, and any address will do.
     bytes: usize,
+    /// Bytes of one element, at a multiple of which it begins.
+    element_bytes: usize,
 }
 
 impl Tensor {
     fn new(parameter: &Parameter, element: Element, shape: Option<&[usize]>) -> Self {
         let elements = shape.map_or(0, |shape| shape.iter().product());
-        Self { name: parameter.name, bytes: elements * element_bytes(parameter.element, element) }
+        let element_bytes = element_bytes(parameter.element, element);
+        Self { name: parameter.name, bytes: elements * element_bytes, element_bytes }
     }
 }
 
@@ -94,8 +97,8 @@ impl BoundPlan {
     ///
     /// # Errors
     ///
-    /// A tensor that is missing, memory that is shared with an output, a workspace that is too small, or a launch
-    /// that the driver refuses; those before it stay enqueued.
+    /// A tensor that is missing or not aligned to its elements, memory that is shared with an output, a workspace that
+    /// is too small, or a launch that the driver refuses; those before it stay enqueued.
     pub fn enqueue(&self, buffers: &Buffers<'_>, stream: Stream) -> Result<(), Error> {
         self.check(buffers)?;
         let driver = self.kernels.driver();
@@ -108,13 +111,7 @@ impl BoundPlan {
                 Buffer::Workspace(offset) => buffers.workspace + offset as u64,
                 Buffer::Status => self.kernels.status_address(),
             });
-            if parameters.len() > PARAMETER_BYTES {
-                return Err(Error::Argument(format!(
-                    "`{}` has {} bytes of parameters",
-                    launch.kernel,
-                    parameters.len()
-                )));
-            }
+            const { assert!(Parameters::BYTES <= PARAMETER_BYTES, "a launch takes the parameters") }
             let wanted = Launch {
                 grid: launch.grid,
                 block: launch.block,
@@ -149,6 +146,13 @@ impl BoundPlan {
                 let range = tensor.range(addresses, index);
                 if tensor.bytes > 0 && range.start == 0 {
                     return Err(Error::Argument(format!("{kind} `{}` has no memory", tensor.name)));
+                }
+                if tensor.bytes > 0 && !range.start.is_multiple_of(tensor.element_bytes as u64) {
+                    return Err(Error::Argument(format!(
+                        "{kind} `{}` begins at an address that is no multiple of its elements' {} bytes; give it aligned \
+                         memory",
+                        tensor.name, tensor.element_bytes
+                    )));
                 }
                 if meet(&range, &scratch) {
                     return Err(Error::Argument(format!("{kind} `{}` lies in the workspace", tensor.name)));

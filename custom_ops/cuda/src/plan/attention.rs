@@ -5,10 +5,11 @@ use moa_schema::{
     cross_attention as cross, self_attention as own,
 };
 
-use super::choice::{Choice, gate_mode};
+use super::choice::Choice;
 use super::layer::{Layer, RouterInput, Sizes, int};
 use super::{Plan, PlanError};
 use crate::catalog::AttendKernel;
+use crate::constants::gate_number;
 use crate::{Buffer, Device, Element, Options, Parameters};
 
 /// What a plan for `MoASelfAttention` depends on besides sizes and attributes.
@@ -79,7 +80,7 @@ pub fn self_attention(
         topk_weights: Buffer::Output(own::TOPK_WEIGHTS),
         query_mask_stride: int(past.saturating_add(tokens)),
         query_mask_offset: int(past),
-        gate_mode: gate_mode(attributes.gate_mode),
+        gate_mode: gate_number(attributes.gate_mode),
         activation: -1,
         causal: i32::from(attributes.causal),
         skip_padded: i32::from(attributes.skip_padded_queries),
@@ -131,7 +132,7 @@ pub fn cross_attention(
         topk_indices: Buffer::Output(cross::TOPK_INDICES),
         topk_weights: Buffer::Output(cross::TOPK_WEIGHTS),
         query_mask_stride: int(tokens),
-        gate_mode: gate_mode(attributes.gate_mode),
+        gate_mode: gate_number(attributes.gate_mode),
         activation: -1,
         skip_padded: i32::from(attributes.skip_padded_queries),
         scale: attributes.scale,

@@ -1,10 +1,11 @@
 //! Which kernel and how many parts: from sizes and the device alone.
 
-use moa_schema::{AttentionMode, GateMode};
+use moa_schema::AttentionMode;
 
 use super::layer::INT;
 use super::{PlanError, Regime};
 use crate::catalog::{AttendKernel, Engine, ProductKernel, route};
+use crate::constants::{GROUP_TOKENS, MAX_SPLITS};
 use crate::{Device, Element, Options};
 
 /// Tokens up to which every expert is computed for every token: below, reading the weights takes longer than the
@@ -15,13 +16,7 @@ const DENSE_TOKENS: usize = 256;
 const OVERLAP_TOKENS: usize = 256;
 
 /// Tokens that every block may route for itself: one group of the router.
-const SPARSE_TOKENS: usize = 4;
-
-/// Tokens that a group of the router takes.
-pub(super) const GROUP_TOKENS: usize = 4;
-
-/// Largest number of parts of one sum.
-const MAX_SPLITS: usize = 32;
+const SPARSE_TOKENS: usize = GROUP_TOKENS;
 
 /// Inner indices that a part of an inner dimension is worth.
 const INNER_PER_SPLIT: usize = 1024;
@@ -248,13 +243,4 @@ pub(super) fn route_bytes(kernel: &ProductKernel, splits: usize, experts: usize,
     let warps = kernel.threads() / 32;
     let sums = if splits > 1 { warps * GROUP_TOKENS * experts } else { 0 };
     4 * (sums + warps / splits * GROUP_TOKENS * (experts + 2 * top_k))
-}
-
-/// Place of a mode in the order that the kernels know.
-pub(super) fn gate_mode(mode: GateMode) -> i32 {
-    match mode {
-        GateMode::SoftmaxTopk => 0,
-        GateMode::SoftmaxTopkRenorm => 1,
-        GateMode::TopkSoftmax => 2,
-    }
 }

@@ -1,23 +1,12 @@
 //! `MoEFeedForward`.
 
-use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims, feed_forward as ffn};
+use moa_schema::{FeedForwardAttributes, FeedForwardDims, feed_forward as ffn};
 
-use super::choice::{Choice, gate_mode};
+use super::choice::Choice;
 use super::layer::{Layer, RouterInput, Sizes};
 use super::{Plan, PlanError};
+use crate::constants::{activation_number, gate_number};
 use crate::{Buffer, Device, Element, Options, Parameters};
-
-/// Activations of the kernels, by their numbers in these and in the C interface.
-pub const ACTIVATIONS: [Activation; 4] = [Activation::Relu, Activation::Gelu, Activation::Silu, Activation::GeluTanh];
-
-const fn number(activation: Activation) -> i32 {
-    match activation {
-        Activation::Relu => 0,
-        Activation::Gelu => 1,
-        Activation::Silu => 2,
-        Activation::GeluTanh => 3,
-    }
-}
 
 /// Plans `MoEFeedForward`; `router_width` is the number of columns `R` of `router_input`, where the node has it.
 ///
@@ -54,8 +43,8 @@ pub fn feed_forward(
         output: Buffer::Output(ffn::OUTPUT),
         topk_indices: Buffer::Output(ffn::TOPK_INDICES),
         topk_weights: Buffer::Output(ffn::TOPK_WEIGHTS),
-        gate_mode: gate_mode(attributes.gate_mode),
-        activation: number(attributes.activation),
+        gate_mode: gate_number(attributes.gate_mode),
+        activation: activation_number(attributes.activation),
         ..Parameters::default()
     };
     let mut layer = Layer::new(sizes, Choice::new(element, device, options)?, parameters)?;
@@ -69,15 +58,4 @@ pub fn feed_forward(
     layer.push_experts()?;
     layer.push_output()?;
     Ok(layer.finish())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn activations_have_the_numbers_of_their_places() {
-        assert_eq!(ACTIVATIONS.map(number), [0, 1, 2, 3]);
-        assert!(Activation::ALL.iter().all(|activation| ACTIVATIONS.contains(activation)));
-    }
 }

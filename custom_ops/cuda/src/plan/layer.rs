@@ -3,16 +3,9 @@
 use super::arena::Arena;
 use super::choice::{Choice, Work, output_parts, regime};
 use super::{Launch, Plan, PlanError, Regime};
-use crate::catalog::{
-    LIST_PAIRS, LIST_THREADS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS, SUM_THREADS,
-};
+use crate::catalog::{LIST_PAIRS, MAX_EXPERTS, MAX_HEAD, MAX_TOP_K, ProductKernel, SUM_SLOTS};
+use crate::constants::{LIST_THREADS, RowMode, SUM_THREADS};
 use crate::{Buffer, Element, Parameters};
-
-/// As `RowMode` in `kernels/project.cuh`.
-const ALL_ROWS: i32 = 0;
-const LISTED_ROWS: i32 = 1;
-const CHOSEN_ROWS: i32 = 2;
-const ROUTED_ROWS: i32 = 3;
 
 /// What the router reads in place of the hidden states, in f32.
 #[derive(Debug, Clone, Copy)]
@@ -177,31 +170,34 @@ impl Layer {
     }
 
     /// How the rows of experts are computed.
-    fn row_mode(&self) -> i32 {
+    fn row_mode(&self) -> RowMode {
         match self.regime {
-            Regime::Grouped | Regime::GroupedReduce => LISTED_ROWS,
-            _ if !self.sizes.is_attention => CHOSEN_ROWS,
-            Regime::Dense => ALL_ROWS,
-            Regime::Sparse if self.sizes.router_input.is_some() => CHOSEN_ROWS,
-            Regime::Sparse => ROUTED_ROWS,
+            Regime::Grouped | Regime::GroupedReduce => RowMode::Listed,
+            _ if !self.sizes.is_attention => RowMode::Chosen,
+            Regime::Dense => RowMode::All,
+            Regime::Sparse if self.sizes.router_input.is_some() => RowMode::Chosen,
+            Regime::Sparse => RowMode::Routed,
         }
     }
 
     /// Whether blocks of experts route the tokens themselves.
     pub(super) fn routes_in_blocks(&self) -> bool {
-        self.row_mode() == ROUTED_ROWS
+        self.row_mode() == RowMode::Routed
     }
 
     /// Gives the rows of experts their place: for every expert, or for every slot.
     pub(super) fn place_rows(&mut self) {
-        let slots =
-            if matches!(self.row_mode(), ALL_ROWS | ROUTED_ROWS) { self.sizes.experts } else { self.sizes.top_k };
+        let slots = if matches!(self.row_mode(), RowMode::All | RowMode::Routed) {
+            self.sizes.experts
+        } else {
+            self.sizes.top_k
+        };
         let row = self.sizes.all_tokens() * self.sizes.columns() * self.choice.element.bytes();
         self.base.rows = self.arena.take(slots * row);
         // Slot by slot, an attention block reads the very rows that it writes, and reads them first.
-        let in_place = matches!(self.row_mode(), LISTED_ROWS | CHOSEN_ROWS);
+        let in_place = matches!(self.row_mode(), RowMode::Listed | RowMode::Chosen);
         self.base.attended = if in_place { self.base.rows } else { self.arena.take(self.sizes.top_k * row) };
-        self.base.row_mode = self.row_mode();
+        self.base.row_mode = self.row_mode().number();
     }
 
     /// Tiles over tokens or, at most, over the lists of all experts.
@@ -284,8 +280,8 @@ impl Layer {
         let Sizes { experts, top_k, width, head, rotary_positions, is_attention, .. } = self.sizes;
         let whole_lines = if rotary_positions > 0 { head == 128 } else { head.is_multiple_of(64) };
         let is_near = match self.row_mode() {
-            ALL_ROWS => product(&[experts, width, self.sizes.columns()]) <= i32::MAX as usize,
-            mode => mode == LISTED_ROWS,
+            RowMode::All => product(&[experts, width, self.sizes.columns()]) <= i32::MAX as usize,
+            mode => mode == RowMode::Listed,
         };
         if !self.has_near_runs() || !is_attention || !is_near || !whole_lines {
             return None;
@@ -343,7 +339,7 @@ impl Layer {
     ) -> Result<(), PlanError> {
         let wide = |value: i32| usize::try_from(value).unwrap_or(0);
         let p = &parameters;
-        let matrices = if p.row_mode == LISTED_ROWS { 1 } else { self.sizes.experts };
+        let matrices = if p.row_mode == RowMode::Listed.number() { 1 } else { self.sizes.experts };
         let blocks = [
             wide(p.route_blocks),
             product(&[wide(p.row_tiles), wide(p.input_tiles), matrices]),
@@ -413,7 +409,7 @@ impl Layer {
         };
         let columns = width.div_ceil(kernel.columns);
         let parameters = Parameters {
-            row_mode: if reduces { LISTED_ROWS } else { CHOSEN_ROWS },
+            row_mode: if reduces { RowMode::Listed } else { RowMode::Chosen }.number(),
             row_tiles: int(row_tiles),
             output_tiles: int(columns),
             output_splits: int(splits),

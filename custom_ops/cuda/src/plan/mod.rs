@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::{Element, Parameters};
 
 pub use attention::{SelfAttentionSettings, cross_attention, self_attention};
-pub use feed_forward::{ACTIVATIONS, feed_forward};
+pub use feed_forward::feed_forward;
 
 /// Kernel launches of one operator call, in order, on one stream.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,10 +1,11 @@
 //! The launches that begin a layer: the router, and what reads the hidden states beside it.
 
 use super::PlanError;
-use super::choice::{GROUP_TOKENS, Work, route_bytes};
+use super::choice::{Work, route_bytes};
 use super::layer::{Layer, RouterInput, Sizes, int};
 use crate::Parameters;
 use crate::catalog::{ProductKernel, route};
+use crate::constants::GROUP_TOKENS;
 
 /// Tokens from which on a launch that only routes has a kernel of its own, where others would take it too: an estimate.
 const MANY_TOKENS: usize = 1024;

@@ -1,6 +1,7 @@
 //! `MoEFeedForward`.
 
-use moa_cuda::plan::{self, ACTIVATIONS, Plan, Regime};
+use moa_cuda::ACTIVATIONS;
+use moa_cuda::plan::{self, Plan, Regime};
 use moa_cuda::{Device, Element, Options};
 use moa_schema::{Activation, FeedForwardAttributes, FeedForwardDims, GateMode};
 

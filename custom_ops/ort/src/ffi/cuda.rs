@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::LazyLock;
 
 use moa_cuda::Element;
-use moa_cuda_driver::find_archive;
+use moa_cuda_driver::has_archive;
 use moa_schema::{FloatType, NodeTypes, OPERATORS, Operator};
 use ort_sys::{OrtApi, OrtCustomOp, OrtKernelContext, OrtKernelInfo, OrtStatusPtr};
 
@@ -53,7 +53,7 @@ fn types_of(element: Element) -> NodeTypes {
 /// What to register besides the CPU's entries: nothing where this process has no kernels for a GPU, so that a session
 /// leaves the nodes to the CPU provider. The driver is not touched before a session makes a node for the GPU.
 pub(super) fn entries() -> impl Iterator<Item = *const OrtCustomOp> {
-    let entries: &[CudaEntry] = if find_archive().is_ok() { &ENTRIES } else { &[] };
+    let entries: &[CudaEntry] = if has_archive() { &ENTRIES } else { &[] };
     // The pointer is made from the whole entry, so that callbacks may read past its first field.
     entries.iter().map(|entry| (&raw const *entry).cast())
 }

@@ -141,9 +141,12 @@ TEST(runs_that_fail_say_why) {
     DONE(context.run());
     tell("run_fails");
     REFUSED(context.run(), MOA_TRT_RUNTIME, "TensorRT does not run the engine: Cuda failure (an illegal memory access");
+    REFUSED(context.download(256), MOA_TRT_ARGUMENT, "has not run");
     moa_trt_timing timing{};
     timing.struct_size = sizeof timing;
     REFUSED(call(api().time, context.context.handle, &timing, static_cast<float *>(nullptr)), MOA_TRT_RUNTIME, "does not run");
+    tell("run_fails,no_text");
+    REFUSED(context.run(), MOA_TRT_RUNTIME, "TensorRT does not run the engine: 2: [fake] Error Code 2: Cuda failure");
     tell("data_shapes");
     DONE(context.set("mask", {1, 2}));
     REFUSED(context.run(), MOA_TRT_UNSUPPORTED, "`output` has the shape [-1, -1, 32], which depends on values");

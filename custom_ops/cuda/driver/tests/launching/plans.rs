@@ -135,6 +135,11 @@ fn memory_that_cannot_be_right_is_refused_before_anything_is_launched() {
     inputs[3] = 0;
     assert_eq!(refused(&Buffers { inputs: &inputs, ..BUFFERS }), "input `query_weight` has no memory");
     assert_eq!(refused(&Buffers { outputs: &[0], ..BUFFERS }), "output `output` has no memory");
+    inputs[3] = INPUTS[3] + 1;
+    let error = "begins at an address that is no multiple of its elements' 2 bytes; give it aligned memory";
+    assert_eq!(refused(&Buffers { inputs: &inputs, ..BUFFERS }), format!("input `query_weight` {error}"));
+    let outputs = [OUTPUTS[0] + 1, OUTPUTS[1], OUTPUTS[2]];
+    assert_eq!(refused(&Buffers { outputs: &outputs, ..BUFFERS }), format!("output `output` {error}"));
     let error = refused(&Buffers { outputs: &[INPUTS[0] + 16, OUTPUTS[1], OUTPUTS[2]], ..BUFFERS });
     assert_eq!(error, "output `output` shares memory with input `hidden_states`; bind them to different buffers");
     let error = refused(&Buffers { outputs: &[OUTPUTS[0], OUTPUTS[1], OUTPUTS[1] + 64], ..BUFFERS });
