@@ -1,8 +1,15 @@
 //! SHA-256 of files and bytes, in hexadecimal.
 
-use std::{fs::File, io, path::Path};
+use std::{
+    fs::File,
+    io::{self, BufReader},
+    path::Path,
+};
 
 use sha2::{Digest, Sha256};
+
+/// Bytes of a file that are read at once.
+const READ_AT_ONCE: usize = 1 << 20;
 
 /// SHA-256 of `bytes`.
 pub fn sha256(bytes: &[u8]) -> String {
@@ -15,9 +22,8 @@ pub fn sha256(bytes: &[u8]) -> String {
 ///
 /// Where it cannot be read.
 pub fn sha256_of_file(path: &Path) -> io::Result<(String, u64)> {
-    let mut file = File::open(path)?;
     let mut hasher = Sha256::new();
-    let bytes = io::copy(&mut file, &mut hasher)?;
+    let bytes = io::copy(&mut BufReader::with_capacity(READ_AT_ONCE, File::open(path)?), &mut hasher)?;
     Ok((hexadecimal(&hasher.finalize()), bytes))
 }
 

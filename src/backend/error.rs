@@ -86,6 +86,14 @@ pub enum BackendError {
     /// The model file could not be read.
     #[error(transparent)]
     Model(#[from] ReadError),
+    /// A model that was changed to be run cannot be written where the names of its data files resolve.
+    #[error("{}: a changed copy of the graph cannot be written beside its data file: {source}", folder.display())]
+    Beside {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The functions of the model could not be replaced by their nodes.
     #[error(transparent)]
     Inline(#[from] InlineError),
@@ -161,7 +169,7 @@ impl BackendError {
             | Self::RuntimeUnknown { .. } => BackendErrorKind::Runtime,
             Self::Unsupported { .. } | Self::Inline(_) => BackendErrorKind::Unsupported,
             Self::Input { .. } => BackendErrorKind::Input,
-            Self::Model(_) => BackendErrorKind::Model,
+            Self::Model(_) | Self::Beside { .. } => BackendErrorKind::Model,
             Self::Engine(error) => error.kind(),
             Self::NotFinite { .. } => BackendErrorKind::NotFinite,
             Self::Failed { .. } => BackendErrorKind::Failed,
@@ -177,9 +185,12 @@ impl BackendError {
             | Self::RuntimeUnknown { .. }
             | Self::Unsupported { .. } => true,
             Self::Engine(error) => error.is_skip(),
-            Self::Input { .. } | Self::Model(_) | Self::Inline(_) | Self::NotFinite { .. } | Self::Failed { .. } => {
-                false
-            }
+            Self::Input { .. }
+            | Self::Model(_)
+            | Self::Beside { .. }
+            | Self::Inline(_)
+            | Self::NotFinite { .. }
+            | Self::Failed { .. } => false,
         }
     }
 
@@ -194,9 +205,14 @@ impl BackendError {
         library.named().is_some()
     }
 
-    /// Whether what the user gave the backend beside the model is at fault, and not what it computes.
+    /// Whether files are at fault, those of the model or what the user gave the backend beside it, and not what it
+    /// computes.
     pub const fn is_given(&self) -> bool {
-        matches!(self, Self::Engine(error) if error.is_of_plan())
+        match self {
+            Self::Model(_) | Self::Beside { .. } => true,
+            Self::Engine(error) => error.is_of_plan(),
+            _ => false,
+        }
     }
 
     /// What the user can do, where that is known.
@@ -211,9 +227,15 @@ impl BackendError {
             }
             Self::Unsupported { help, .. } => *help,
             Self::Model(error) => error.help(),
+            Self::Beside { .. } => {
+                Some("let your user write to the folder, or give a copy in one that it may write to")
+            }
             Self::Engine(error) => error.help(),
             Self::Input { .. } => Some("`moa-export inspect MODEL` lists what a model takes"),
-            Self::NotFinite { .. } => Some("look for NaN in the inputs, or run `moa-export verify` on the export"),
+            Self::NotFinite { .. } => Some(
+                "look for NaN in the inputs; what an fp16 export computes overflows beyond 65504, where --dtype bf16 and fp32 do \
+                 not",
+            ),
             Self::Inline(_) | Self::Failed { .. } => None,
         }
     }

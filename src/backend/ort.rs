@@ -22,7 +22,7 @@ use super::{
 };
 use crate::files::folder_of;
 use crate::onnx::proto::{ModelProto, tensor_proto::DataType};
-use crate::onnx::read::{OnnxFile, ReadError};
+use crate::onnx::read::OnnxFile;
 use crate::scratch::scratch_file;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
@@ -172,7 +172,7 @@ fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendErro
         file.flush()?;
         Ok(file)
     };
-    write().map_err(|source| ReadError::Io { path: folder.to_owned(), source }.into())
+    write().map_err(|source| BackendError::Beside { folder: folder.to_owned(), source })
 }
 
 /// Newest IR version and opset of each release of ONNX Runtime that raised one of them.

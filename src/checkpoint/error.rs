@@ -57,12 +57,14 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A folder holds no tensor file under a known name.
-    #[error("{folder}: holds no checkpoint; looked for {looked_for}")]
+    #[error("{folder}: holds {} checkpoint; looked for {looked_for}", if *.is_export { "an export and no" } else { "no" })]
     NoModel {
         /// The folder.
         folder: String,
         /// File names that would do.
         looked_for: String,
+        /// Whether there are graphs under the names that exports have.
+        is_export: bool,
     },
     /// A folder holds shards without the list of them.
     #[error("{folder}: holds {shard}, one of several shards, and no {index}, which lists them")]
@@ -308,6 +310,9 @@ impl CheckpointError {
             Self::NotAFile { .. } => "give a .safetensors file, a PyTorch file or a Hugging Face folder",
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
+            Self::NoModel { is_export: true, .. } => {
+                "an exported model is no checkpoint: give the folder or file that was trained"
+            }
             Self::NoModel { .. } => "give a folder that holds one of them, or the file itself",
             Self::NoIndex { .. } => "copy or download the index beside the shards; rename what is a whole model",
             Self::OneShard { .. } => "give the folder that holds them all",

@@ -79,7 +79,10 @@ pub use crate::files::ErrorKind;
 pub use dtype::Dtype;
 pub use error::CheckpointError;
 
-use crate::{file_names::CONFIG, files::folder_of};
+use crate::{
+    file_names::{CONFIG, GRAPHS, graph_file},
+    files::folder_of,
+};
 use error::shown;
 use tensors::Tensors;
 
@@ -250,7 +253,8 @@ impl Location {
         if let Some((shard, index)) = lone_shard(path) {
             return Err(CheckpointError::NoIndex { folder: shown(path), shard: shown(Path::new(&shard)), index });
         }
-        Err(CheckpointError::NoModel { folder: shown(path), looked_for: FORMATS.as_flattened().join(", ") })
+        let is_export = GRAPHS.iter().any(|stem| path.join(graph_file(stem)).is_file());
+        Err(CheckpointError::NoModel { folder: shown(path), looked_for: FORMATS.as_flattened().join(", "), is_export })
     }
 }
 

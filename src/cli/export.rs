@@ -234,10 +234,16 @@ fn same_folder(one: &Path, other: &Path) -> bool {
 /// of the written ones may begin otherwise, as those in `.` do.
 fn note_of_old_files(report: &ExportReport, folder: &Path) {
     let is_written = |path: &Path| report.files.iter().any(|file| file.path.file_name() == path.file_name());
-    let graphs = GRAPHS.map(graph_file).into_iter();
-    let names = graphs.chain(side_files::names().map(str::to_owned));
+    let graphs = GRAPHS.map(graph_file).map(PathBuf::from);
+    let data = graphs.iter().filter(|graph| !is_written(graph)).map(|graph| data_file(graph));
+    let names = graphs.iter().cloned().chain(data).chain(side_files::names().map(PathBuf::from));
     for path in names.map(|name| folder.join(name)).filter(|path| path.is_file() && !is_written(path)) {
         note(&format!("{} is of an earlier export, and would be read with this one: remove it", path.display()));
+    }
+    let library = folder.join(side_files::library_name());
+    if library.is_file() && !is_written(&library) {
+        let library = library.display();
+        note(&format!("{library} is of an earlier export: remove it, or replace it by exporting with --with-library"));
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
     note, print_part, progress,
 };
 use crate::{
-    file_names::{CONFIG, GENERATION_CONFIG},
+    file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG},
     generate::{
         Continuation, Finish, GenerateError, GenerationSettings, NewToken, Prompt, SamplingOptions, TextGenerator,
         TextGeneratorOptions,
@@ -101,8 +101,8 @@ fn note_settings(generator: &TextGenerator, arguments: &TextArguments) {
     let is_drawn = temperature > 0.0;
     if !generator.has_end() && !ignore_eos {
         note(&format!(
-            "no file of the folder says which token ends a text (`eos_token_id` of {GENERATION_CONFIG} or {CONFIG}): \
-             each has {max_new} more; exports to a folder have what the checkpoint has of these files"
+            "no file of the folder says which token ends a text (`eos_token_id` of {GENAI_CONFIG}, else of \
+             {GENERATION_CONFIG} or {CONFIG}): each has {max_new} more; exports to a folder have what the checkpoint has of these files"
         ));
     }
     let GenerationSettings { file, keys } = generator.settings();

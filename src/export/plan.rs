@@ -53,7 +53,8 @@ impl Plan {
             data: external(graph).then(|| format!("{model}{DATA}")),
             model,
         };
-        if ending.eq_ignore_ascii_case("onnx") && !out.is_dir() {
+        let is_folder = out.is_dir() || out.as_os_str().as_encoded_bytes().ends_with(b"/");
+        if ending.eq_ignore_ascii_case("onnx") && !is_folder {
             let Some(name) = out.file_name().and_then(|name| name.to_str()) else {
                 return Err(ExportError::NotText { path: out.into() });
             };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::GenerateError;
 use crate::{
     file_names::{DECODER, ENCODER, graph_file},
+    metadata,
     onnx::{OnnxFile, read::Dim, read_model},
     text::CONFIG_FILE,
 };
@@ -54,9 +55,21 @@ impl Graphs {
             _ => None,
         };
         let layers = caches.len();
+        check_export(&encoder, &decoder).map_err(at_decoder)?;
         check_names(&encoder, layers, &ENCODER_INPUTS, false).map_err(|what| (encoder.path().to_owned(), what))?;
         check_names(&decoder, layers, &DECODER_INPUTS, true).map_err(at_decoder)?;
         Ok(Self { encoder, decoder, layers, caches, vocabulary })
+    }
+}
+
+/// Refuses two graphs that say that they are of two exports.
+fn check_export(encoder: &OnnxFile, decoder: &OnnxFile) -> Result<(), String> {
+    if [encoder, decoder].iter().any(|file| file.metadata(metadata::SOURCE).is_none()) {
+        return Ok(());
+    }
+    match metadata::SHARED.into_iter().find(|key| encoder.metadata(key) != decoder.metadata(key)) {
+        Some(key) => Err(format!("\"{key}\" is another one than that of {}: they are of two exports", encoder.name())),
+        None => Ok(()),
     }
 }
 

@@ -253,12 +253,17 @@ impl TextGenerator {
             return Err(GenerateError::Option(fault));
         }
         let rows = (first..).zip(prompts).map(|(index, prompt)| self.row(index, prompt, options));
-        let mut rows: Vec<_> = rows.collect::<Result<_, _>>()?;
-        while !rows.is_empty() {
-            let rest = rows.split_off(rows.len().min(self.batch));
-            finished(self.run_batch(std::mem::replace(&mut rows, rest), options, sink)?);
+        let mut rows = rows.collect::<Result<Vec<_>, _>>()?.into_iter();
+        while rows.len() > 0 {
+            self.heed_interrupt()?;
+            let batch = rows.by_ref().take(self.batch).collect();
+            finished(self.run_batch(batch, options, sink)?);
         }
         Ok(())
+    }
+
+    fn heed_interrupt(&self) -> Result<(), GenerateError> {
+        if self.interrupted.load(Ordering::Relaxed) { Err(GenerateError::Interrupted) } else { Ok(()) }
     }
 
     fn row(&self, index: usize, prompt: &Prompt, options: &SamplingOptions) -> Result<Row, GenerateError> {
@@ -323,9 +328,7 @@ impl TextGenerator {
         let most = length.saturating_add(rows.iter().map(|row| row.most).max().unwrap_or_default());
         let mut caches = Caches::new(&self.session, &self.caches, rows.len(), most)?;
         while !rows.is_empty() {
-            if self.interrupted.load(Ordering::Relaxed) {
-                return Err(GenerateError::Interrupted);
-            }
+            self.heed_interrupt()?;
             let mut outputs = self.compute(&rows, &mut caches)?;
             caches.take(&mut outputs, 1);
             self.extend(&mut rows, &outputs, options, sink)?;

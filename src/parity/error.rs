@@ -57,6 +57,16 @@ pub enum VerifyError {
         /// What it says.
         found: String,
     },
+    /// A file says that it is another part of an export than its name says.
+    #[error("{graph} is the {found} of an export, and has the place of the {expected}")]
+    OtherPart {
+        /// File name.
+        graph: String,
+        /// What it says.
+        found: String,
+        /// What belongs there.
+        expected: String,
+    },
     /// Two files of one export say different things of it.
     #[error("metadata \"{key}\" of {first} and {second} are different, and an export has the same in all its files")]
     Contradiction {
@@ -68,12 +78,18 @@ pub enum VerifyError {
         second: String,
     },
     /// A graph has neither the operator of a module nor values under the names of its routing.
-    #[error("{graph} does not show which experts {} chooses", if .module.is_empty() { "the layer".to_owned() } else { format!("the module \"{}\"", .module) })]
+    #[error(
+        "{graph} does not show which experts {} chooses{}",
+        if .module.is_empty() { "the layer".to_owned() } else { format!("the module \"{}\"", .module) },
+        if *.is_of_other_weights { "; it was made from another checkpoint" } else { "" }
+    )]
     RoutingUnseen {
         /// The file.
         graph: String,
         /// The module.
         module: String,
+        /// Whether the files say that they come from other weights than those of the checkpoint.
+        is_of_other_weights: bool,
     },
     /// A backend is required that none of those given is.
     #[error("the backend {name} is required, and is not among those that were given")]

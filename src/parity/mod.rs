@@ -270,7 +270,7 @@ pub fn verify_watched(
     };
     watch.begin(Step::Checkpoint);
     let reference = Reference::stored_as(&model, precision)?;
-    let audits = audit(&files, &model, watch)?;
+    let audits = audit(&files, &model, checkpoint, watch)?;
     let of_other_weights = match audits.iter().any(FileAudit::has_faults) {
         true => files.is_of_other_weights(checkpoint)?,
         false => None,
@@ -315,14 +315,21 @@ pub fn verify_watched(
 
 /// Constants and nodes of every file. Where the files do not say their form and the nodes are not those of the form
 /// that the graphs look like, another program wrote them, and neither is compared.
-fn audit(files: &Files, model: &Model, watch: &dyn Watch) -> Result<Vec<FileAudit>, VerifyError> {
+fn audit(
+    files: &Files,
+    model: &Model,
+    checkpoint: &Checkpoint,
+    watch: &dyn Watch,
+) -> Result<Vec<FileAudit>, VerifyError> {
     let Settings { form, is_stated, precision, last_logits, router_outputs, .. } = files.settings;
     let options = Options { form, precision, router_outputs, last_logits };
     let expected = moa_graphs::lower(model, options).map_err(ExportError::from)?;
     let pairs = || files.graphs.iter().map(|(_, file)| file).zip(expected.iter().map(|graph| &graph.graph));
     for (file, graph) in pairs() {
         if let Some(module) = hidden_module(file, graph) {
-            return Err(VerifyError::RoutingUnseen { graph: file.path().display().to_string(), module });
+            let is_of_other_weights = files.is_of_other_weights(checkpoint)? == Some(true);
+            let graph = file.path().display().to_string();
+            return Err(VerifyError::RoutingUnseen { graph, module, is_of_other_weights });
         }
     }
     let nodes = pairs().map(|(file, graph)| NodeAudit::run(file, graph, is_stated));

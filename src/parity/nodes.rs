@@ -79,7 +79,13 @@ fn difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
         let missing = || expected.functions.iter().find(gone).map(|function| format!("the body of {}", function.name));
         found.functions.iter().find_map(body).or_else(missing)
     };
-    graph_nodes().or_else(ends).or_else(bodies)
+    let inner = || {
+        let [found, expected] = values(|graph| &graph.value_info);
+        let other =
+            |value: &&ValueInfoProto| expected.iter().any(|expected| expected.name == value.name && expected != *value);
+        found.iter().find(other).map(|value| format!("the type of \"{}\"", value.name))
+    };
+    graph_nodes().or_else(ends).or_else(bodies).or_else(inner)
 }
 
 /// The first input or output that another one stands in place of; those that one of the graphs lacks do not count.

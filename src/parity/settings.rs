@@ -5,6 +5,7 @@ use moa_schema::{AccuracyLevel, DOMAIN, GateMode};
 
 use super::{VerifyError, graph_check::LOGITS, routing::is_routing_output};
 use crate::{
+    file_names::{DECODER, ENCODER, MODEL},
     metadata,
     onnx::{
         OnnxFile,
@@ -53,6 +54,9 @@ impl Settings {
 /// Refuses a file that says that it holds another graph than `stem`.
 pub(super) fn check_part(file: &OnnxFile, stem: &str) -> Result<(), VerifyError> {
     match file.metadata(metadata::PART) {
+        Some(found @ (MODEL | ENCODER | DECODER)) if found != stem => {
+            Err(VerifyError::OtherPart { graph: file.name(), found: found.into(), expected: stem.into() })
+        }
         Some(found) if found != stem => Err(wrong(file, metadata::PART, found)),
         _ => Ok(()),
     }

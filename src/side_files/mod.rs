@@ -69,7 +69,7 @@ fn file_in(folder: &Path, name: &str) -> Option<PathBuf> {
 }
 
 /// Name of the operator library on this system.
-fn library_name() -> String {
+pub(crate) fn library_name() -> String {
     format!("{}moa_ort{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)
 }
 

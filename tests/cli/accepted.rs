@@ -39,13 +39,13 @@ fn a_folder_that_lacks_the_library_it_names_says_so() {
     let scene = Scene::new();
     scene.write("lib", "a library with RegisterCustomOps");
     let checkpoint = data("jetmoe/bf16");
-    for (options, noted) in [
+    for (folder, (options, noted)) in (0..).zip([
         ("--form fused", true),
         ("--form fused --with-library", false),
         ("--form function", false),
         ("--form function --with-library", false),
-    ] {
-        let mut command = scene.command(&format!("{} -o out --force {options}", checkpoint.display()));
+    ]) {
+        let mut command = scene.command(&format!("{} -o out{folder} {options}", checkpoint.display()));
         let outcome = Outcome::from(command.env("MOA_ORT_LIBRARY", scene.path("lib")).output().unwrap());
         let note = "note: genai_config.json names the operator library";
         assert_eq!((outcome.code, outcome.stderr.starts_with(note)), (Some(0), noted), "{options}: {}", outcome.stderr);

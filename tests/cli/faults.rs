@@ -171,6 +171,21 @@ fn without_privileges(scene: &Scene, line: &str) -> Option<Outcome> {
     Some(Outcome::of(command))
 }
 
+/// A changed graph is written beside its data file: where that cannot be, nothing is said of what the model computes.
+#[test]
+fn graphs_beside_data_in_a_folder_that_may_not_be_written_to_do_not_differ() {
+    require_runtime();
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o out/m.onnx --external-data always");
+    fs::set_permissions(scene.path("out"), Permissions::from_mode(0o555)).unwrap();
+    let line = "verify out/m.onnx --checkpoint ck --backends ort";
+    let outcome = without_privileges(&scene, line);
+    fs::set_permissions(scene.path("out"), Permissions::from_mode(0o755)).unwrap();
+    let Some(outcome) = outcome else { return };
+    let parts = ["out: a changed copy of the graph cannot be written beside its data file", "help: let your user"];
+    outcome.assert_refused(line, 5, &parts);
+}
+
 /// Folders of exports that must not be entered, listed or both are not said to be empty or missing.
 #[test]
 fn exports_that_cannot_be_entered_are_said_to_be_closed() {

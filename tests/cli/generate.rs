@@ -10,8 +10,8 @@ fn a_folder_that_knows_no_end_is_told() {
     scene.accepts("ck -o one/model.onnx");
     scene.accepts("ck -o whole");
     let line = "--input 5 --token-ids --max-new 2";
-    let note = "note: no file of the folder says which token ends a text (`eos_token_id` of generation_config.json or \
-                config.json): each has 2 more; exports to a folder have what the checkpoint has of these files\n";
+    let note = "note: no file of the folder says which token ends a text (`eos_token_id` of genai_config.json, else of \
+                generation_config.json or config.json): each has 2 more; exports to a folder have what the checkpoint has of these files\n";
     assert_eq!(scene.moa(&format!("generate one {line}")).stderr, note);
     for quiet in [format!("generate one {line} --ignore-eos"), format!("generate whole {line}")] {
         assert_eq!(scene.moa(&quiet).stderr, "", "{quiet}");

@@ -116,6 +116,29 @@ fn what_was_just_written_is_of_no_earlier_export() {
     assert!(matches!(notes[..], [note] if note.contains("model.onnx is of an earlier export")), "{notes:?}");
 }
 
+/// A library of another version would be loaded with the new graphs; nobody reads data of a graph that is gone.
+#[test]
+fn what_an_earlier_export_left_is_named() {
+    let scene = Scene::with(&Model::translator());
+    let library = format!("{}moa_ort{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    fs::create_dir(scene.path("out")).unwrap();
+    for name in ["model.onnx", "model.onnx.data", &library] {
+        scene.write(&format!("out/{name}"), "old");
+    }
+    let outcome = scene.moa("ck -o out --force");
+    let notes: Vec<_> = outcome.stderr.lines().collect();
+    assert_eq!((outcome.code, notes.len()), (Some(0), 3), "{notes:?}");
+    assert!(notes[0].contains("model.onnx is of") && notes[1].contains("model.onnx.data is of"), "{notes:?}");
+    assert!(notes[2].contains(&library) && notes[2].contains("--with-library"), "{notes:?}");
+}
+
+#[test]
+fn a_slash_behind_a_name_means_a_folder() {
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o tr.onnx/");
+    assert!(scene.path("tr.onnx/model.onnx").is_file());
+}
+
 #[test]
 fn two_graphs_need_a_folder() {
     let scene = Scene::with(&Model::translator());

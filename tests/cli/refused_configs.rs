@@ -101,7 +101,7 @@ fn switches_without_an_export_are_unsupported() {
         ("normalize_before", json!(true), "\"normalize_before\" in place of"),
         ("layers_to_keep", json!([0]), "\"layers_to_keep\" in place of"),
         ("input_dim", json!(24), "\"input_dim\" in place of"),
-        ("activation_fn", json!("swish"), "relu, gelu"),
+        ("activation_fn", json!("tanh"), "relu, gelu"),
         ("decoder_input_dim", json!(12), "decoder_input_dim"),
         ("decoder_output_dim", json!(12), "decoder_output_dim"),
     ];
@@ -145,7 +145,7 @@ fn configurations_of_another_model_name_a_tensor_and_both_shapes() {
 /// Defaults of upstream's classes may be none of the checkpoint's.
 #[test]
 fn sizes_that_are_left_out_are_named_where_a_shape_differs() {
-    let parts = ["[24, 12] with the default of \"num_expert\", 12, which ck/config.json leaves out", "[24, 4]"];
+    let parts = ["[24, 12] with the default of \"num_expert\", 12, which ck/config.json does not give", "[24, 4]"];
     refused("num_expert", &Value::Null, 3, &parts);
     let mut model = Model::read("jetmoe/bf16");
     model.config.remove("kv_channels");
@@ -213,7 +213,7 @@ fn molm_configurations_that_are_not_exported() {
         ("n_head", json!(2), 4, &["\"n_head\": 2 and \"att_hidden\": 16", "keys and values are the hidden states"]),
         ("att_hidden", json!(8), 4, &["\"n_head\": 1 and \"att_hidden\": 8"]),
         ("gate_type", json!("gmm"), 4, &["\"gate_type\": \"gmm\" (supported: mlp, linear)"]),
-        ("activation_function", json!("mish"), 4, &["\"activation_function\": \"mish\" (supported: gelu_new,"]),
+        ("activation_function", json!("mish"), 4, &["\"activation_function\": \"mish\" (supported: silu,"]),
         ("quantization_config", json!({}), 4, &["\"quantization_config\""]),
         ("k_att", json!(5), 3, &["\"k_att\" must be at most 4, \"n_att_experts\", found 5"]),
         ("k_mlp", Value::Null, 3, &["key \"k_mlp\" is missing (experts per token"]),

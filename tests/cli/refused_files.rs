@@ -146,6 +146,7 @@ fn folders_that_hold_no_checkpoint() {
     fs::rename(scene.path("ck/model.safetensors"), scene.path("ck/weights.safetensors")).unwrap();
     scene.refuses("ck -o out", 5, &["ck: ", "model.safetensors"]);
     scene.accepts("ck/weights.safetensors -o out");
+    scene.refuses("out -o again", 5, &["out: holds an export and no checkpoint", "help: an exported model is no"]);
     fs::create_dir(scene.path("ck/model.safetensors")).unwrap();
     scene.refuses("ck -o out2", 5, &["ck/model.safetensors", "found a folder"]);
 }

@@ -186,6 +186,8 @@ fn commands_whose_json_prints_and_those_that_write_it_are_told_apart() {
         scene.refuses(line, 2, &[&format!("help: {help}\n")]);
     }
     scene.refuses("ck -o m.onnx --json m.json", 2, &["'m.json' follows the checkpoint, where only options do"]);
+    let outcome = scene.moa("ck -o m.onnx --json --frce");
+    assert!(outcome.code == Some(2) && !outcome.stderr.contains("redirect with"), "{}", outcome.stderr);
 }
 
 #[test]

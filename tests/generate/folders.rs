@@ -7,7 +7,7 @@ use moa_export::{
     checkpoint::Checkpoint,
     export::{ExportError, ExportOptions, SideFileOptions, VocabularyError, export_with},
     generate::{GenerateError, SearchOptions, Translator, TranslatorOptions},
-    onnx::proto::{ModelProto, NodeProto},
+    onnx::proto::{ModelProto, NodeProto, StringStringEntryProto},
     text::{GenerationConfig, Segmentation},
 };
 use moa_graphs::Form;
@@ -190,6 +190,25 @@ fn caches_are_written_in_place_where_nothing_else_sees_them() {
     edit(&out(&folder).join("decoder_model.onnx"), |model| model.graph.as_mut().unwrap().node.push(seen));
     assert_eq!(translate(&folder, OrtOperators::Library), (false, expected.clone()));
     assert_eq!(translate(&exported(Form::Standard), OrtOperators::Library), (false, expected));
+}
+
+/// A copy that was cut off leaves an encoder of one export beside a decoder of another one.
+#[test]
+fn graphs_of_two_exports_are_refused() {
+    for (key, value) in [("moa.source.sha256", "0"), ("moa.dtype", "fp16"), ("moa.gate_mode", "topk_softmax")] {
+        let error = refused(|out| {
+            edit(&out.join("encoder_model.onnx"), |model| {
+                model.metadata_props.retain(|entry| entry.key != key);
+                model.metadata_props.push(StringStringEntryProto { key: key.into(), value: value.into() });
+            });
+        });
+        let told = format!("\"{key}\" is another one than that of encoder_model.onnx: they are of two exports");
+        assert!(error.to_string().ends_with(&told), "{error}");
+    }
+    let folder = exported(Form::Function);
+    let unsaid = |model: &mut ModelProto| model.metadata_props.clear();
+    edit(&out(&folder).join("encoder_model.onnx"), unsaid);
+    Translator::open(&out(&folder), options(OrtOperators::Library, 1)).unwrap();
 }
 
 #[test]

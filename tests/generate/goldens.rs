@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{data, exported, exported_as, translator};
 
-const SCORE_TOLERANCE: f64 = 1e-4;
+const SCORE_TOLERANCE: f64 = 1e-5;
 
 fn items() -> Vec<Value> {
     let text = std::fs::read_to_string(data("nmt/generation.json")).unwrap();

@@ -7,7 +7,7 @@ use moa_export::{
         inline::inline_functions,
         proto::{
             AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
-            attribute_proto::AttributeType,
+            attribute_proto::AttributeType, type_proto::Value::TensorType,
         },
     },
     parity::{Finding, Verification, VerifyError, VerifyOptions, verify},
@@ -107,7 +107,17 @@ fn nodes_that_the_checkpoint_does_not_give_are_told() {
         graph.node.push(node("Identity", &[&more.name], "once more"));
         graph.output.push(ValueInfoProto { name: "once more".into(), ..more });
     };
-    for (fault, told) in [(identity, "node 2 \"Identity\""), (in_body, " in the body of MoA"), (output, "node ")] {
+    let inner: Fault = |model| {
+        let value = &mut model.graph.as_mut().unwrap().value_info[0];
+        let Some(TensorType(tensor)) = value.r#type.as_mut().unwrap().value.as_mut() else { panic!("no tensor") };
+        tensor.shape.as_mut().unwrap().dim[2].value = None;
+    };
+    for (fault, told) in [
+        (identity, "node 2 \"Identity\""),
+        (in_body, " in the body of MoA"),
+        (output, "node "),
+        (inner, "the type of \""),
+    ] {
         let result = with_fault("variants/v_ffd_moe", Form::Function, "encoder_model.onnx", fault);
         let found = result.audits[0].nodes.as_ref().unwrap().difference.clone().unwrap();
         assert!(found.contains(told), "{found}");
@@ -274,7 +284,29 @@ fn a_graph_whose_operators_were_replaced_is_not_verified() {
     let model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
     std::fs::write(&path, inline_functions(&model).unwrap().encode_to_vec()).unwrap();
     let error = verify(&out, &checkpoint("mlm"), &backends(), &VerifyOptions::default()).unwrap_err();
-    assert!(matches!(error, VerifyError::RoutingUnseen { .. }), "{error}");
+    assert!(matches!(error, VerifyError::RoutingUnseen { is_of_other_weights: false, .. }), "{error}");
+}
+
+#[test]
+fn an_encoder_in_place_of_the_decoder_is_called_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint("variants/v_ffd_moe"), &out, &options(Form::Function)).unwrap();
+    std::fs::copy(out.join("encoder_model.onnx"), out.join("decoder_model.onnx")).unwrap();
+    let error = verify(&out, &checkpoint("variants/v_ffd_moe"), &backends(), &VerifyOptions::default()).unwrap_err();
+    let told = "decoder_model.onnx is the encoder_model of an export, and has the place of the decoder_model";
+    assert_eq!(error.to_string(), told);
+}
+
+/// A graph of fewer layers shows no routing of those that it has not.
+#[test]
+fn an_export_of_a_smaller_model_is_said_to_be_of_another_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    export(&checkpoint("variants/v_ffd_moe"), &out, &options(Form::Function)).unwrap();
+    let error = verify(&out, &checkpoint("nmt"), &backends(), &VerifyOptions::default()).unwrap_err();
+    assert!(matches!(error, VerifyError::RoutingUnseen { is_of_other_weights: true, .. }), "{error}");
+    assert!(error.to_string().ends_with("; it was made from another checkpoint"), "{error}");
 }
 
 /// One module whose choices are hidden is named; outputs tell the modules whose nodes have other names.

@@ -201,7 +201,7 @@ impl Config {
         if names.is_empty() {
             return String::new();
         }
-        format!(" with the default of {}, which {} leaves out", names.join(" and of "), self.origin)
+        format!(" with the default of {}, which {} does not give", names.join(" and of "), self.origin)
     }
 
     /// A positive integer that may be absent.

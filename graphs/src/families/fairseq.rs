@@ -2,7 +2,7 @@
 
 use moa_schema::{Activation, AttentionMode, GateMode};
 
-use super::{Config, ImportOptions, importer::Importer};
+use super::{Config, ImportOptions, activation, importer::Importer};
 use crate::{
     ImportError, Weight,
     model::{
@@ -149,7 +149,7 @@ impl<A: StackAttention> Stack<A> {
             final_norm: normalize_before && !no_final_norm,
             scale: if config.flag_or("no_scale_embedding", false)? { 1.0 } else { sqrt_width },
             routed_feed_forward: routed_feed_forward(config)?,
-            activation: activation(config)?,
+            activation: activation::of_fairseq(config)?,
             gate_mode: options.gate_mode.unwrap_or(GateMode::SoftmaxTopk),
             epsilon: config.epsilon_or("layer_norm_eps", 1e-5)?,
             pad_token_id: config.id_or("pad_token_id", 1)?,
@@ -450,14 +450,6 @@ pub(super) fn norm(
         bias: importer.take(&format!("{name}.bias"), &[width])?,
         epsilon,
     })
-}
-
-fn activation(config: &Config) -> Result<Activation, ImportError> {
-    match config.text_or("activation_fn", "relu")? {
-        "relu" => Ok(Activation::Relu),
-        "gelu" | "gelu_erf" => Ok(Activation::Gelu),
-        other => Err(config.unsupported(format!("\"activation_fn\": \"{other}\" (supported: relu, gelu)"))),
-    }
 }
 
 fn routed_feed_forward(config: &Config) -> Result<bool, ImportError> {

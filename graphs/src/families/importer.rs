@@ -1,9 +1,9 @@
 //! Takes tensors out of a directory one by one, proving shapes, and knows what was left over.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use super::Config;
-use crate::{ImportError, TensorDirectory, Weight};
+use crate::{FloatType, ImportError, Runs, TensorDirectory, Weight, WeightError};
 
 /// A dimension that is known, or any (`None`).
 pub(super) type Dim = Option<usize>;
@@ -11,15 +11,20 @@ pub(super) type Dim = Option<usize>;
 /// Elements of two tensors that are compared at once.
 const COMPARED: usize = 1 << 20;
 
+/// Stored types whose values are f32 without rounding.
+const EXACT_IN_F32: [&str; 3] = ["F32", "F16", "BF16"];
+
 pub(super) struct Importer<'a> {
     config: &'a Config,
     tensors: &'a dyn TensorDirectory,
     taken: BTreeSet<String>,
+    /// Pairs of tensors that were found equal.
+    equal: BTreeSet<[String; 2]>,
 }
 
 impl<'a> Importer<'a> {
     pub(super) fn new(config: &'a Config, tensors: &'a dyn TensorDirectory) -> Self {
-        Self { config, tensors, taken: BTreeSet::new() }
+        Self { config, tensors, taken: BTreeSet::new(), equal: BTreeSet::new() }
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -124,24 +129,27 @@ impl<'a> Importer<'a> {
         })
     }
 
-    fn check_equal(&self, first: &Weight, second: &Weight) -> Result<(), ImportError> {
+    fn check_equal(&mut self, first: &Weight, second: &Weight) -> Result<(), ImportError> {
         let conflict = |index| ImportError::AliasConflict {
             origin: self.tensors.origin().into(),
             first: self.stored_name(first.name()),
             second: self.stored_name(second.name()),
             index,
         };
+        let pair = [first, second].map(|weight| weight.name().to_owned());
+        if self.equal.contains(&pair) {
+            return Ok(());
+        }
         if first.shape() != second.shape() {
             return Err(conflict(0));
         }
         let elements: usize = first.shape().iter().product();
         for start in (0..elements).step_by(COMPARED) {
-            let part = start..elements.min(start + COMPARED);
-            let (a, b) = (first.part_to_f64(part.clone())?, second.part_to_f64(part)?);
-            if let Some(index) = a.iter().zip(&b).position(|(a, b)| a.to_bits() != b.to_bits()) {
+            if let Some(index) = first_difference(first, second, start..elements.min(start + COMPARED))? {
                 return Err(conflict(start + index));
             }
         }
+        self.equal.insert(pair);
         Ok(())
     }
 
@@ -159,6 +167,24 @@ impl<'a> Importer<'a> {
             found,
         })
     }
+}
+
+/// Where two tensors differ first within `part`, in place from its start.
+fn first_difference(first: &Weight, second: &Weight, part: Range<usize>) -> Result<Option<usize>, WeightError> {
+    let are_in_f32 = [first, second].iter().all(|weight| EXACT_IN_F32.contains(&weight.stored_type()));
+    if !are_in_f32 {
+        let (a, b) = (first.part_to_f64(part.clone())?, second.part_to_f64(part)?);
+        return Ok(a.iter().zip(&b).position(|(a, b)| a.to_bits() != b.to_bits()));
+    }
+    let values = |weight: &Weight| {
+        let mut bytes = Vec::new();
+        weight.read_runs(Runs::one(part.start, part.len()), FloatType::F32, &mut bytes).map(|()| bytes)
+    };
+    let (a, b) = (values(first)?, values(second)?);
+    if a == b {
+        return Ok(None);
+    }
+    Ok(a.chunks(size_of::<f32>()).zip(b.chunks(size_of::<f32>())).position(|(a, b)| a != b))
 }
 
 fn pattern_text(pattern: &[Dim]) -> String {
@@ -179,7 +205,16 @@ mod tests {
     const ELEMENTS: usize = COMPARED + 9;
 
     /// Ones, and a two at this place; they are read in parts only.
-    struct Ones(usize);
+    struct Ones {
+        two: usize,
+        stored: &'static str,
+    }
+
+    impl Ones {
+        fn value(&self, index: usize) -> f32 {
+            if index == self.two { 2.0 } else { 1.0 }
+        }
+    }
 
     impl TensorSource for Ones {
         fn read_f32(&self) -> Result<Vec<f32>, WeightError> {
@@ -192,15 +227,18 @@ mod tests {
 
         fn read_f64_part(&self, part: Range<usize>) -> Result<Vec<f64>, WeightError> {
             assert!(part.len() <= COMPARED && part.end <= ELEMENTS, "{part:?}");
-            Ok(part.map(|index| if index == self.0 { 2.0 } else { 1.0 }).collect())
+            assert_eq!(self.stored, "F64");
+            Ok(part.map(|index| self.value(index).into()).collect())
         }
 
-        fn read_runs(&self, _: Runs, _: FloatType, _: &mut Vec<u8>) -> Result<(), WeightError> {
-            panic!("nothing is written")
+        fn read_runs(&self, runs: Runs, to: FloatType, out: &mut Vec<u8>) -> Result<(), WeightError> {
+            assert!((runs.count, to) == (1, FloatType::F32) && runs.length <= COMPARED, "{runs:?}");
+            out.extend((runs.start..runs.start + runs.length).flat_map(|index| self.value(index).to_le_bytes()));
+            Ok(())
         }
 
         fn stored_type(&self) -> &'static str {
-            "F64"
+            self.stored
         }
 
         fn stored_bytes(&self) -> u64 {
@@ -212,7 +250,7 @@ mod tests {
         }
     }
 
-    struct Pair(usize);
+    struct Pair(usize, &'static str);
 
     impl TensorDirectory for Pair {
         fn names(&self) -> Vec<&str> {
@@ -220,8 +258,8 @@ mod tests {
         }
 
         fn tensor(&self, name: &str) -> Option<Weight> {
-            let at = if name == "b" { self.0 } else { ELEMENTS };
-            Some(Weight::new(name, vec![ELEMENTS], "memory", Arc::new(Ones(at))))
+            let two = if name == "b" { self.0 } else { ELEMENTS };
+            Some(Weight::new(name, vec![ELEMENTS], "memory", Arc::new(Ones { two, stored: self.1 })))
         }
 
         fn origin(&self) -> &str {
@@ -235,12 +273,26 @@ mod tests {
         let taken = |pair: &Pair| {
             Importer::new(&config, pair).take_shared(&["a", "b"], &[None]).map(|kept| kept.name().to_owned())
         };
-        assert_eq!(taken(&Pair(ELEMENTS)).unwrap(), "a");
-        for place in [0, COMPARED - 1, COMPARED, ELEMENTS - 1] {
-            match taken(&Pair(place)) {
-                Err(ImportError::AliasConflict { index, .. }) => assert_eq!(index, place),
-                other => panic!("{other:?}"),
+        for stored in ["F64", "F32", "BF16"] {
+            assert_eq!(taken(&Pair(ELEMENTS, stored)).unwrap(), "a");
+            for place in [0, COMPARED - 1, COMPARED, ELEMENTS - 1] {
+                match taken(&Pair(place, stored)) {
+                    Err(ImportError::AliasConflict { index, .. }) => assert_eq!(index, place),
+                    other => panic!("{other:?}"),
+                }
             }
         }
+    }
+
+    #[test]
+    fn tensors_that_were_found_equal_are_not_read_again() {
+        let config = Config::new("config.json", serde_json::Map::new());
+        let same = Pair(ELEMENTS, "F32");
+        let mut importer = Importer::new(&config, &same);
+        importer.take_shared(&["a", "b"], &[None]).unwrap();
+        let [first, second] = ["a", "b"].map(|name| same.tensor(name).unwrap());
+        let unread = Weight::new("b", vec![0], "memory", Arc::new(Ones { two: 0, stored: "F32" }));
+        importer.check_equal(&first, &unread).unwrap();
+        assert!(importer.check_equal(&second, &unread).is_err());
     }
 }

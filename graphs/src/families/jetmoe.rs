@@ -3,7 +3,7 @@
 use moa_schema::{Activation, AttentionMode, GateMode};
 
 use super::{
-    Config, ImportOptions,
+    Config, ImportOptions, activation,
     importer::Importer,
     model_types,
     renamed::{Naming, Renamed},
@@ -114,6 +114,10 @@ impl Sizes {
         let top_k = config.agreed_size(["moe_top_k", "num_experts_per_tok"])?;
         let missing = || config.size("num_experts_per_tok", "experts per token; it is never stored in tensors");
         let (top_k, top_k_key) = top_k.map_or_else(|| missing().map(|top_k| (top_k, "num_experts_per_tok")), Ok)?;
+        let num_experts = config.agreed_size(["moe_num_experts", "num_local_experts"])?;
+        if let Some((experts, key)) = num_experts.filter(|(experts, _)| top_k > *experts) {
+            return Err(config.invalid(top_k_key, format!("at most {experts}, \"{key}\"")));
+        }
         let head = config.agreed_size(["kv_channels", "head_dim"])?;
         let (head_size, head_key) = head.unwrap_or_else(|| (config.assume("kv_channels", 128), "kv_channels"));
         if !head_size.is_multiple_of(2) {
@@ -135,12 +139,12 @@ impl Sizes {
             layers: layers.unwrap_or(12),
             hidden,
             top_k,
-            num_experts: config.agreed_size(["moe_num_experts", "num_local_experts"])?,
+            num_experts,
             top_k_key,
             kv_num_heads,
             head_size,
             rotary,
-            activation: activation(config)?,
+            activation: activation::of_transformers(config, "silu")?,
             gated: is_gated(config, tensors, hidden)?,
             bias: config.flag_or("bias", true)?,
             gate_mode: options.gate_mode.unwrap_or(GateMode::TopkSoftmax),
@@ -260,13 +264,4 @@ fn hidden(config: &Config, tensors: &dyn TensorDirectory) -> Result<usize, Impor
 /// Whether the first matrix makes gates too. Transformers makes them whatever `glu` says.
 fn is_gated(config: &Config, tensors: &dyn TensorDirectory, hidden: usize) -> Result<bool, ImportError> {
     Ok(config.flag_or("glu", true)? || stored_size(tensors, "input_linear", 1) == Some(2 * hidden))
-}
-
-fn activation(config: &Config) -> Result<Activation, ImportError> {
-    match config.text_or("activation_function", "silu")? {
-        "silu" | "swish" => Ok(Activation::Silu),
-        "gelu" => Ok(Activation::Gelu),
-        "relu" => Ok(Activation::Relu),
-        other => Err(config.unsupported(format!("\"activation_function\": \"{other}\" (supported: silu, gelu, relu)"))),
-    }
 }

@@ -1,7 +1,9 @@
 //! Families: from tensor names and a configuration to typed models.
 //!
-//! A new family is one file here (its names), one under `lower` (its graph), and one line in `FAMILIES`.
+//! A new family is one file here, with one line in `FAMILIES` and one in `model_types`; `lower` has a graph for each
+//! kind of model that families give.
 
+mod activation;
 mod config;
 mod fairseq;
 mod fairseq_refused;

@@ -5,7 +5,7 @@
 
 use moa_schema::{Activation, AttentionMode, GateMode};
 
-use super::{Config, ImportOptions, importer::Importer, model_types};
+use super::{Config, ImportOptions, activation, importer::Importer, model_types};
 use crate::{
     ImportError, TensorDirectory,
     model::{
@@ -98,7 +98,7 @@ impl Sizes {
             attention: Experts::new(config, ["n_att_experts", "k_att"])?,
             feed_forward: Experts::new(config, ["n_mlp_experts", "k_mlp"])?,
             gate_width,
-            activation: activation(config)?,
+            activation: activation::of_transformers(config, "gelu_new")?,
             gate_mode: options.gate_mode.unwrap_or(GateMode::SoftmaxTopk),
             tied: config.flag_or("tie_word_embeddings", false)?,
             context: context(config)?,
@@ -217,16 +217,4 @@ fn norm(importer: &mut Importer<'_>, name: &str, width: usize) -> Result<Norm, I
     let weight = importer.take(&format!("{name}.weight"), &[width])?;
     let bias = importer.take(&format!("{name}.bias"), &[width])?;
     Ok(Norm::Layer(LayerNorm { weight, bias, epsilon: NORM_EPSILON }))
-}
-
-fn activation(config: &Config) -> Result<Activation, ImportError> {
-    match config.text_or("activation_function", "gelu_new")? {
-        "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
-        "gelu" => Ok(Activation::Gelu),
-        "silu" | "swish" => Ok(Activation::Silu),
-        "relu" => Ok(Activation::Relu),
-        other => Err(config.unsupported(format!(
-            "\"activation_function\": \"{other}\" (supported: gelu_new, gelu_pytorch_tanh, gelu, silu, relu)"
-        ))),
-    }
 }

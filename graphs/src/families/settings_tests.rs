@@ -156,7 +156,14 @@ fn positions_and_scales_are_those_of_the_configuration() {
 
 #[test]
 fn blocks_and_gates_are_those_of_the_configuration() {
-    for (name, kind) in [("relu", Activation::Relu), ("gelu", Activation::Gelu), ("gelu_erf", Activation::Gelu)] {
+    for (name, kind) in [
+        ("relu", Activation::Relu),
+        ("gelu", Activation::Gelu),
+        ("gelu_erf", Activation::Gelu),
+        ("gelu_accurate", Activation::GeluTanh),
+        ("gelu_fast", Activation::GeluTanh),
+        ("swish", Activation::Silu),
+    ] {
         let model = translator(json!({ "activation_fn": name }));
         assert_eq!(activation(&model.encoder.layers[0].feed_forward), kind);
         assert_eq!(activation(&model.decoder.layers[0].feed_forward), kind);
@@ -242,6 +249,7 @@ fn jetmoe_takes_what_its_configuration_says() {
         ("silu", Activation::Silu),
         ("swish", Activation::Silu),
         ("gelu", Activation::Gelu),
+        ("gelu_new", Activation::GeluTanh),
         ("relu", Activation::Relu),
     ] {
         assert_eq!(causal(json!({ "activation_function": name })).layers[0].feed_forward.activation, kind);

@@ -1,7 +1,7 @@
 //! Lowering: from typed models to graphs.
 //!
-//! `operator` writes our operators in the form asked for, `attributes` what their nodes hold, `block` what the families
-//! share; one file a family does the rest and fixes the names of graph inputs and outputs.
+//! `operator` writes our operators in the form asked for, `attributes` what their nodes hold, `block` what all kinds of
+//! models share; one file a kind does the rest and fixes the names of graph inputs and outputs.
 //!
 //! In every [`Precision`], routers, norms and rotary angles are computed in f32; a graph casts to f32 before them and
 //! back after them where activations are f16. A trained matrix is cast where a standard node reads it, an embedding

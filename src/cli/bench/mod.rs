@@ -242,8 +242,10 @@ fn verified(
 }
 
 fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Result<Receipt, Failure> {
+    let is_kept =
+        [&arguments.json, &arguments.csv, &arguments.report, &arguments.compare].iter().any(|path| path.is_some());
     let mut files = Vec::new();
-    for model in setup.models {
+    for model in setup.models.iter().filter(|_| is_kept) {
         files.extend(model.files()?);
     }
     let inputs = arguments.inputs.as_deref().map(hash_file).transpose().map_err(LatencyError::from)?;

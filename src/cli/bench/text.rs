@@ -227,9 +227,10 @@ fn places(operators: &[&OperatorTimes]) -> String {
     };
     let rows: Vec<Vec<String>> = modules.iter().map(row).collect();
     let text = table(&header.iter().map(String::as_str).collect::<Vec<_>>(), &rows);
-    let point = point_text(&operators[0].point);
+    let point = Some(point_text(&operators[0].point)).filter(|point| !point.is_empty());
+    let call = point.map_or_else(|| "a call".to_owned(), |point| format!("a call of {point}"));
     let text = format!("{text}\n{}", by_operator(operators, &header));
-    format!("{text}a call of {point}, in a pass of its own in which every node was recorded, which is slower\n")
+    format!("{text}{call}, in a pass of its own in which every node was recorded, which is slower\n")
 }
 
 /// The operators that take most time, a column for each contestant.

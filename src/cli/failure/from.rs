@@ -16,7 +16,7 @@ use crate::{
     latency::LatencyError,
     onnx::{EncodeError, ReadError, WriteError, read::is_past},
     parity::{AuditError, VerifyError},
-    shell::path_word,
+    shell::{path_word, word},
     tensor_file::TensorFileError,
     text::TextError,
 };
@@ -179,7 +179,10 @@ impl From<WriteError> for Failure {
         match error {
             WriteError::Exists { .. } => Self::new(Code::OutputExists, message, Some("add --force to replace it")),
             WriteError::Link { target, .. } => {
-                let help = format!("write to {} itself, or remove the link", target.display());
+                let help = match target.starts_with("/proc") {
+                    true => "`-` prints to the standard output, where an option takes it".to_owned(),
+                    false => format!("write to {} itself, or remove the link", target.display()),
+                };
                 Self::new(Code::OutputKind, message, Some(&help))
             }
             WriteError::WrongKind { .. } => Self::new(Code::OutputKind, message, Some("choose another output")),
@@ -227,6 +230,8 @@ impl From<ExportError> for Failure {
     }
 }
 
+const TEXT_FILE_HELP: &str = "copy the file again from where the model came from, or export again with --force";
+
 impl From<TextError> for Failure {
     fn from(error: TextError) -> Self {
         let (code, help) = match &error {
@@ -234,7 +239,7 @@ impl From<TextError> for Failure {
             TextError::Folder { .. } => (Code::TextFileIo, Some(FOLDER_HELP)),
             TextError::Limit { .. } => (Code::TextFileLimit, None),
             TextError::Codes { .. } => (Code::TextFile, Some(CODES_HELP)),
-            TextError::Malformed { .. } => (Code::TextFile, None),
+            TextError::Malformed { .. } => (Code::TextFile, Some(TEXT_FILE_HELP)),
         };
         Self::new(code, error.to_string(), help)
     }
@@ -313,6 +318,7 @@ impl From<BackendError> for Failure {
         match error {
             BackendError::Model(error) => error.into(),
             BackendError::Engine(error) => error.into(),
+            error @ BackendError::Beside { .. } => Self::new(Code::WriteIo, error.to_string(), error.help()),
             error => Self::new(code, error.to_string(), error.help()),
         }
     }
@@ -411,8 +417,11 @@ impl From<VerifyError> for Failure {
             VerifyError::NeedsFolder { .. } => {
                 Self::new(Code::NeedsFolder, message, Some("give the folder that holds it"))
             }
-            VerifyError::Metadata { .. } | VerifyError::Contradiction { .. } => {
+            VerifyError::Metadata { .. } | VerifyError::Contradiction { .. } | VerifyError::OtherPart { .. } => {
                 Self::new(Code::OnnxMalformed, message, Some("give the file that `moa-export CHECKPOINT -o OUT` wrote"))
+            }
+            VerifyError::RoutingUnseen { is_of_other_weights: true, .. } => {
+                Self::new(Code::RoutingUnseen, message, Some("give the checkpoint that it was exported from"))
             }
             VerifyError::RoutingUnseen { .. } => Self::new(
                 Code::RoutingUnseen,
@@ -458,7 +467,10 @@ impl From<LatencyError> for Failure {
             LatencyError::Shape(_) => (Code::BenchModel, None),
             LatencyError::NoGraph(error) => return error.into(),
             LatencyError::NothingInCommon { .. } => (Code::BenchUsage, Some("compare models of one kind")),
-            LatencyError::UnknownAxis { .. } => (Code::BenchUsage, Some("give it with --dim AXIS=N")),
+            LatencyError::UnknownAxis { axis } => {
+                let help = format!("give it with --dim {}", word(format!("{axis}=SIZE")));
+                return Self::new(Code::BenchUsage, message, Some(&help));
+            }
             LatencyError::UnusedAxis { .. } => (Code::BenchUsage, Some("leave out the option that gives it a size")),
             LatencyError::UnknownInput { .. } => (Code::BenchUsage, Some("give all inputs with --inputs FILE")),
             LatencyError::MissingInput { .. } => {

@@ -115,9 +115,9 @@ impl DataFiles {
 
 impl<'a> Extent<'a> {
     fn parse(tensor: &'a TensorProto) -> Result<Self, Fault> {
-        let mut entries: [Option<&'a str>; 3] = [None; 3];
+        let mut entries: [Option<&'a str>; KEYS.len()] = [None; KEYS.len()];
         for StringStringEntryProto { key, value } in &tensor.external_data {
-            let Some(index) = ["location", "offset", "length"].iter().position(|known| known == key) else {
+            let Some(index) = KEYS.iter().position(|known| known == key) else {
                 let text = format!("tensor {}: unknown external data key {}", shown(&tensor.name), shown(key));
                 return Err(Fault::malformed(text));
             };
@@ -127,7 +127,7 @@ impl<'a> Extent<'a> {
             }
         }
         let number = |text: Option<&str>| text.map(|text| decimal(tensor, text)).transpose();
-        let [location, offset, length] = entries;
+        let [location, offset, length, _checksum] = entries;
         Ok(Self {
             location: plain_name(tensor, location)?,
             offset: number(offset)?.unwrap_or(0),
@@ -135,6 +135,9 @@ impl<'a> Extent<'a> {
         })
     }
 }
+
+/// What `onnx.proto` says of external data. The checksum is that of the whole file, which nobody need read.
+const KEYS: [&str; 4] = ["location", "offset", "length", "checksum"];
 
 fn decimal(tensor: &TensorProto, text: &str) -> Result<u64, Fault> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
