@@ -179,8 +179,8 @@ impl Translator {
             return Err(GenerateError::Option(fault));
         }
         let limit = self.config.max_source_positions.unwrap_or(usize::MAX);
-        for (line, text) in (first..).zip(lines) {
-            let tokens = self.tokenizer.encode(text.as_ref()).len() + 1;
+        for (line, ids) in (first..).zip(self.tokenizer.encode_all(lines)) {
+            let tokens = ids.len() + 1;
             if tokens > limit {
                 return Err(GenerateError::TooLong { line, tokens, limit });
             }

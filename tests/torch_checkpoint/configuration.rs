@@ -158,6 +158,20 @@ fn languages_come_from_the_model_or_the_task() {
 }
 
 #[test]
+fn the_side_of_padding_comes_from_the_model_or_the_task() {
+    let side_of = |model: Py, task: Py| {
+        let cfg = dict([("model", model), ("task", task)]);
+        let (checkpoint, _folder) = opened(&zip(&dict([("model", dict([])), ("cfg", cfg)]).pickle(), &[]));
+        checkpoint.config().keys().get("left_pad_source").cloned()
+    };
+    let arch = || ("arch", text("moa_transformer"));
+    let side = |left| dict([("left_pad_source", Py::Bool(left))]);
+    assert_eq!(side_of(dict([arch()]), side(false)), Some(false.into()));
+    assert_eq!(side_of(dict([arch(), ("left_pad_source", Py::Bool(true))]), side(false)), Some(true.into()));
+    assert_eq!(side_of(dict([arch()]), dict([])), None);
+}
+
+#[test]
 fn a_given_configuration_wins() {
     let folder = tempfile::tempdir().unwrap();
     let (path, config) = (folder.path().join(NAME), folder.path().join("other.json"));

@@ -18,8 +18,8 @@ use crate::checkpoint::{
 const ROBERTA: &str = "encoder.sentence_encoder.";
 /// End of the name of a tensor that every MoA layer has.
 const ROUTER: &str = ".q_proj.w_gate";
-/// Keys of the languages that a translation task reads and writes.
-const LANGUAGES: [&str; 2] = ["source_lang", "target_lang"];
+/// What the task of a translation says of how its model is used: the languages, and the side on which sources are padded.
+const OF_TASK: [&str; 3] = ["source_lang", "target_lang", "left_pad_source"];
 
 /// Keys of one dictionary of a pickle.
 pub(super) struct Keys<'a, 'p> {
@@ -58,7 +58,7 @@ impl<'a, 'p> Keys<'a, 'p> {
         let architecture = keys.get("arch").or(keys.get("_name")).and_then(|value| self.pickle.text(value));
         let family = self.family(architecture, tensors)?;
         let mut json = keys.json()?;
-        self.add_languages(&mut json)?;
+        self.add_task(&mut json)?;
         json.insert("model_type".into(), family.into());
         Ok(Config::new(self.file, json))
     }
@@ -82,8 +82,8 @@ impl<'a, 'p> Keys<'a, 'p> {
         Keys::new(self.file, self.pickle, &entries)
     }
 
-    /// Adds the languages of `cfg["task"]`, where the model's own keys come from `cfg` and do not name them.
-    fn add_languages(&self, json: &mut Map<String, Json>) -> Result<(), CheckpointError> {
+    /// Adds [`OF_TASK`] of `cfg["task"]`, where the model's own keys come from `cfg` and have none of them.
+    fn add_task(&self, json: &mut Map<String, Json>) -> Result<(), CheckpointError> {
         let inner = |keys: &Self, key: &str| {
             let value = keys.get(key)?;
             self.pickle.namespace(value).or_else(|| self.pickle.entries(value))
@@ -91,11 +91,12 @@ impl<'a, 'p> Keys<'a, 'p> {
         let Some(cfg) = inner(self, "cfg").filter(|_| self.get("args").is_none()) else { return Ok(()) };
         let Some(task) = inner(&Keys::new(self.file, self.pickle, &cfg)?, "task") else { return Ok(()) };
         let task = Keys::new(self.file, self.pickle, &task)?;
-        for key in LANGUAGES {
-            if json.get(key).is_none_or(Json::is_null)
-                && let Some(language) = task.get(key).and_then(|value| self.pickle.text(value))
+        for key in OF_TASK {
+            let value = task.get(key).map(|value| self.scalar(value));
+            if let Some(value @ (Json::String(_) | Json::Bool(_))) = value
+                && json.get(key).is_none_or(Json::is_null)
             {
-                json.insert(key.into(), language.into());
+                json.insert(key.into(), value);
             }
         }
         Ok(())
