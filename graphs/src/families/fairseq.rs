@@ -11,6 +11,9 @@ use crate::{
     },
 };
 
+/// Padding in fairseq's dictionaries.
+const PADDING: usize = 1;
+
 /// Longest sequence of a side, where a configuration says nothing.
 pub const DEFAULT_POSITIONS: usize = 1024;
 
@@ -152,7 +155,7 @@ impl<A: StackAttention> Stack<A> {
             activation: activation::of_fairseq(config)?,
             gate_mode: options.gate_mode.unwrap_or(GateMode::SoftmaxTopk),
             epsilon: config.epsilon_or("layer_norm_eps", 1e-5)?,
-            pad_token_id: config.id_or("pad_token_id", 1)?,
+            pad_token_id: config.id_or("pad_token_id", PADDING)?,
         })
     }
 
@@ -295,11 +298,12 @@ impl<A: StackAttention> Stack<A> {
 /// Padding must be a token of the vocabulary.
 pub(super) fn check_padding(config: &Config, importer: &Importer<'_>, tokens: &Weight) -> Result<(), ImportError> {
     let rows = tokens.shape()[0];
-    if config.id_or("pad_token_id", 1)? < rows {
+    if config.id_or("pad_token_id", PADDING)? < rows {
         return Ok(());
     }
     let tokens = importer.stored_name(tokens.name());
-    Err(config.invalid("pad_token_id", format!("below {rows}, the rows of \"{tokens}\" (1 where it is absent)")))
+    let expected = format!("below {rows}, the rows of \"{tokens}\" ({PADDING} where it is absent)");
+    Err(config.invalid("pad_token_id", expected))
 }
 
 fn stated_vocabulary(config: &Config, keys: &[&str]) -> Result<usize, ImportError> {
