@@ -45,6 +45,11 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Whether a path names a folder, whatever is there: it ends as only paths of folders do.
+pub(crate) fn ends_as_folder(path: &Path) -> bool {
+    path.as_os_str().to_str().is_some_and(|path| path.ends_with(std::path::is_separator))
+}
+
 /// A file of a folder, as users name it.
 pub(crate) fn in_folder(folder: &Path, name: &str) -> PathBuf {
     if folder == Path::new(".") { name.into() } else { folder.join(name) }

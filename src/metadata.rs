@@ -19,7 +19,7 @@ pub const LAST: &str = "last";
 pub const GATE_MODE: &str = "moa.gate_mode";
 /// Whether routing is a graph output.
 pub const ROUTER_OUTPUTS: &str = "moa.router_outputs";
-/// What all files of one export say alike.
-pub const SHARED: [&str; 4] = [SOURCE, FAMILY, DTYPE, GATE_MODE];
+/// What decides the numbers that the graphs of an export compute together.
+pub const OF_NUMBERS: [&str; 4] = [SOURCE, FAMILY, DTYPE, GATE_MODE];
 /// `model_type` names one family; this says which of its graphs the file holds.
 pub const PART: &str = "moa.part";

@@ -21,7 +21,7 @@ pub(crate) const RANDOM: usize = 6;
 /// Where nothing can be written to `folder`.
 pub fn scratch_file(folder: &Path) -> io::Result<NamedTempFile> {
     remove(folder);
-    Builder::new().prefix(&prefix()).rand_bytes(RANDOM).tempfile_in(folder).map_err(without_name)
+    Builder::new().prefix(&prefix()).rand_bytes(RANDOM).tempfile_in(folder)
 }
 
 /// A folder in `folder` that goes when it is dropped, and with it what killed processes have left there.
@@ -31,12 +31,16 @@ pub fn scratch_file(folder: &Path) -> io::Result<NamedTempFile> {
 /// Where nothing can be written to `folder`.
 pub fn scratch_folder(folder: &Path) -> io::Result<TempDir> {
     remove(folder);
-    Builder::new().prefix(&prefix()).rand_bytes(RANDOM).tempdir_in(folder).map_err(without_name)
+    Builder::new().prefix(&prefix()).rand_bytes(RANDOM).tempdir_in(folder)
 }
 
-/// The kind of an error alone, without the name of a file that is not there.
-fn without_name(error: io::Error) -> io::Error {
-    error.kind().into()
+/// What the operating system said, without the name of a temporary file behind it.
+pub(crate) fn without_path(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    match text.split_once(" at path ") {
+        Some((said, _)) => io::Error::new(error.kind(), said.to_owned()),
+        None => error,
+    }
 }
 
 /// Removes what this process has begun to write in `folder`; does what it can.

@@ -1,5 +1,6 @@
 //! Why a backend could not load or run a model.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use super::{EngineError, LibraryUse, RuntimeLibrary};
@@ -227,9 +228,12 @@ impl BackendError {
             }
             Self::Unsupported { help, .. } => *help,
             Self::Model(error) => error.help(),
-            Self::Beside { .. } => {
-                Some("let your user write to the folder, or give a copy in one that it may write to")
-            }
+            Self::Beside { source, .. } => Some(match source.kind() {
+                ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                    "let your user write to the folder, or give a copy in one that it may write to"
+                }
+                _ => "check that there is room, and that not too many files are open",
+            }),
             Self::Engine(error) => error.help(),
             Self::Input { .. } => Some("`moa-export inspect MODEL` lists what a model takes"),
             Self::NotFinite { .. } => Some(

@@ -23,7 +23,7 @@ use super::{
 use crate::files::folder_of;
 use crate::onnx::proto::{ModelProto, tensor_proto::DataType};
 use crate::onnx::read::OnnxFile;
-use crate::scratch::scratch_file;
+use crate::scratch::{scratch_file, without_path};
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 /// ONNX Runtime keeps the domains of custom operators in one table of the process and does not guard it: two
@@ -172,7 +172,7 @@ fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendErro
         file.flush()?;
         Ok(file)
     };
-    write().map_err(|source| BackendError::Beside { folder: folder.to_owned(), source })
+    write().map_err(|source| BackendError::Beside { folder: folder.to_owned(), source: without_path(source) })
 }
 
 /// Newest IR version and opset of each release of ONNX Runtime that raised one of them.

@@ -203,8 +203,16 @@ pub(super) fn note_of_contradiction(tokenizer: &HubTokenizer) {
     note(&format!("{found}; `generate` goes by {TOKENIZER_FILE} alone"));
 }
 
-/// Says that the folder asks onnxruntime-genai for a library that does not lie in it.
+/// Says that the folder asks onnxruntime-genai for a library that does not lie in it, or that one was there before.
 fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
+    let library = arguments.output.join(side_files::library_name());
+    if library.is_file() && !arguments.with_library {
+        let library = library.display();
+        return note(&match arguments.form {
+            FormArgument::Standard => format!("{library} was there before; graphs in the form standard need none"),
+            _ => format!("{library} was there before: where it is of another version, --with-library replaces it"),
+        });
+    }
     let mut names = report.files.iter().filter_map(|file| file.path.file_name());
     let for_genai = names.any(|name| name == GENAI_CONFIG);
     if for_genai && arguments.form == FormArgument::Fused && !arguments.with_library {
@@ -221,7 +229,7 @@ fn note_of_old_data(report: &ExportReport) {
     for file in report.files.iter().filter(|file| file.path.extension().is_some_and(|ending| ending == "onnx")) {
         let data = data_file(&file.path);
         if !is_written(&data) && data.is_file() {
-            note(&format!("{} is of an earlier export; nothing reads it now", data.display()));
+            note_of_unread(&data);
         }
     }
 }
@@ -235,16 +243,18 @@ fn same_folder(one: &Path, other: &Path) -> bool {
 fn note_of_old_files(report: &ExportReport, folder: &Path) {
     let is_written = |path: &Path| report.files.iter().any(|file| file.path.file_name() == path.file_name());
     let graphs = GRAPHS.map(graph_file).map(PathBuf::from);
-    let data = graphs.iter().filter(|graph| !is_written(graph)).map(|graph| data_file(graph));
-    let names = graphs.iter().cloned().chain(data).chain(side_files::names().map(PathBuf::from));
+    let gone = graphs.iter().filter(|graph| !is_written(graph));
+    for data in gone.map(|graph| folder.join(data_file(graph))).filter(|data| data.is_file()) {
+        note_of_unread(&data);
+    }
+    let names = graphs.iter().cloned().chain(side_files::names().map(PathBuf::from));
     for path in names.map(|name| folder.join(name)).filter(|path| path.is_file() && !is_written(path)) {
         note(&format!("{} is of an earlier export, and would be read with this one: remove it", path.display()));
     }
-    let library = folder.join(side_files::library_name());
-    if library.is_file() && !is_written(&library) {
-        let library = library.display();
-        note(&format!("{library} is of an earlier export: remove it, or replace it by exporting with --with-library"));
-    }
+}
+
+fn note_of_unread(data: &Path) {
+    note(&format!("{} is of an earlier export; nothing reads it now", data.display()));
 }
 
 /// One line a file.

@@ -198,9 +198,11 @@ fn help_of_json(said: &str) -> Option<String> {
     let words: Vec<_> = typed().iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let joined = words.iter().filter_map(|word| word.strip_prefix("--json="));
     let apart = words.windows(2).filter(|pair| pair[0] == "--json").map(|pair| pair[1].as_str());
-    let apart = apart.filter(|word| *word == "-" || !word.starts_with('-'));
     let file = joined.chain(apart).find(|file| said.contains(&format!("'{file}'")))?;
-    Some(format!("`--json` prints to stdout; redirect with `> {}`", crate::shell::word(file)))
+    match file.starts_with('-') {
+        true => (file == "-").then(|| "`--json` prints to stdout; leave out `-`".to_owned()),
+        false => Some(format!("`--json` prints to stdout; redirect with `> {}`", crate::shell::word(file))),
+    }
 }
 
 /// Which option takes what was typed without one.

@@ -26,7 +26,7 @@ use crate::{
         Dtype, GPUS, Gpu, InputShapes, Plugin, Release, ReleaseNumber, dtype_of, known_release_of, must_fit,
         must_have_positions, open_dims, prepare,
     },
-    files::folder_of,
+    files::{ends_as_folder, folder_of},
     metadata,
     onnx::{
         OnnxFile,
@@ -138,7 +138,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
 
 /// Engines lie beside the model under its name and the ending `plan`.
 fn is_named_like_a_model(output: &Path) -> Result<(), Failure> {
-    if output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx")) {
+    if !ends_as_folder(output) && output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx")) {
         return Ok(());
     }
     let message = format!("{} does not end in .onnx, as models do", output.display());

@@ -7,8 +7,8 @@ use moa_graphs::NamedGraph;
 use super::{ExportError, ExternalData};
 use crate::{
     file_names::{DATA, graph_file},
-    files::{folder_of, in_folder},
-    onnx::{INLINE_LIMIT, weight_bytes},
+    files::{ends_as_folder, folder_of, in_folder},
+    onnx::{INLINE_LIMIT, WriteError, weight_bytes},
 };
 
 /// Endings of files that are no ONNX, so that a folder of such a name is a slip.
@@ -53,7 +53,11 @@ impl Plan {
             data: external(graph).then(|| format!("{model}{DATA}")),
             model,
         };
-        let is_folder = out.is_dir() || out.as_os_str().as_encoded_bytes().ends_with(b"/");
+        // A file is not found under a name with a slash behind it.
+        if ends_as_folder(out) && out.components().collect::<PathBuf>().is_file() {
+            return Err(WriteError::WrongKind { path: out.into(), expected: "a folder" }.into());
+        }
+        let is_folder = out.is_dir() || ends_as_folder(out);
         if ending.eq_ignore_ascii_case("onnx") && !is_folder {
             let Some(name) = out.file_name().and_then(|name| name.to_str()) else {
                 return Err(ExportError::NotText { path: out.into() });
@@ -68,7 +72,8 @@ impl Plan {
         }
         let stem = out.file_stem().map(Path::new).and_then(Path::extension);
         let is_packed = stem.is_some_and(|inner| inner.eq_ignore_ascii_case("onnx"));
-        if is_packed || FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign)) {
+        let is_foreign = is_packed || FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign));
+        if is_foreign && !ends_as_folder(out) {
             return Err(ExportError::WrongEnding { path: out.into() });
         }
         let files = graphs.iter().map(|graph| file(graph_file(graph.stem), graph)).collect();

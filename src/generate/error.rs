@@ -28,6 +28,16 @@ pub enum GenerateError {
         /// What is wrong with it.
         what: String,
     },
+    /// Two graphs of one folder do not belong together.
+    #[error("{} and {} are of two exports: \"{key}\" is not the same in both", .first.display(), .second.display())]
+    TwoExports {
+        /// A file.
+        first: PathBuf,
+        /// The other one.
+        second: PathBuf,
+        /// The key of their metadata.
+        key: &'static str,
+    },
     /// A dictionary beside the graphs is not that of the model.
     #[error("{}: {symbols} symbols with the four special ones; the model chooses from {outputs}", .path.display())]
     Vocabulary {

@@ -31,7 +31,9 @@ impl Graphs {
             }
         }
         let [encoder, decoder] = paths;
-        let graphs = Self::of(read_model(&encoder)?, read_model(&decoder)?);
+        let (encoder, decoder) = (read_model(&encoder)?, read_model(&decoder)?);
+        check_export(&encoder, &decoder)?;
+        let graphs = Self::of(encoder, decoder);
         graphs.map_err(|(path, what)| GenerateError::Graph { path, what })
     }
 
@@ -55,20 +57,21 @@ impl Graphs {
             _ => None,
         };
         let layers = caches.len();
-        check_export(&encoder, &decoder).map_err(at_decoder)?;
         check_names(&encoder, layers, &ENCODER_INPUTS, false).map_err(|what| (encoder.path().to_owned(), what))?;
         check_names(&decoder, layers, &DECODER_INPUTS, true).map_err(at_decoder)?;
         Ok(Self { encoder, decoder, layers, caches, vocabulary })
     }
 }
 
-/// Refuses two graphs that say that they are of two exports.
-fn check_export(encoder: &OnnxFile, decoder: &OnnxFile) -> Result<(), String> {
+/// Refuses two graphs that say that they compute with other numbers.
+fn check_export(encoder: &OnnxFile, decoder: &OnnxFile) -> Result<(), GenerateError> {
     if [encoder, decoder].iter().any(|file| file.metadata(metadata::SOURCE).is_none()) {
         return Ok(());
     }
-    match metadata::SHARED.into_iter().find(|key| encoder.metadata(key) != decoder.metadata(key)) {
-        Some(key) => Err(format!("\"{key}\" is another one than that of {}: they are of two exports", encoder.name())),
+    match metadata::OF_NUMBERS.into_iter().find(|key| encoder.metadata(key) != decoder.metadata(key)) {
+        Some(key) => {
+            Err(GenerateError::TwoExports { first: encoder.path().into(), second: decoder.path().into(), key })
+        }
         None => Ok(()),
     }
 }

@@ -96,16 +96,7 @@ pub enum WriteError {
 
 impl WriteError {
     fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { path: path.into(), source: without_temporary_path(source) }
-    }
-}
-
-/// What the operating system said, without the name of a temporary file behind it.
-fn without_temporary_path(error: io::Error) -> io::Error {
-    let text = error.to_string();
-    match text.split_once(" at path ") {
-        Some((said, _)) => io::Error::new(error.kind(), said.to_owned()),
-        None => error,
+        move |source| Self::Io { path: path.into(), source: scratch::without_path(source) }
     }
 }
 

@@ -7,7 +7,11 @@ use moa_graphs::graph::Graph;
 use super::{instrument::expose_routing, node_values::other_value};
 use crate::onnx::{
     OnnxFile,
-    proto::{FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto},
+    proto::{
+        FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto,
+        tensor_shape_proto::{Dimension, dimension},
+        type_proto,
+    },
     structure,
 };
 
@@ -81,8 +85,9 @@ fn difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
     };
     let inner = || {
         let [found, expected] = values(|graph| &graph.value_info);
-        let other =
-            |value: &&ValueInfoProto| expected.iter().any(|expected| expected.name == value.name && expected != *value);
+        let other = |value: &&ValueInfoProto| {
+            expected.iter().any(|expected| expected.name == value.name && contradict(value, expected))
+        };
         found.iter().find(other).map(|value| format!("the type of \"{}\"", value.name))
     };
     graph_nodes().or_else(ends).or_else(bodies).or_else(inner)
@@ -105,6 +110,22 @@ fn other_order(found: &ModelProto, expected: &ModelProto) -> Option<String> {
 
 pub(super) fn name(function: &FunctionProto) -> (&str, &str) {
     (&function.domain, &function.name)
+}
+
+/// Whether no value can be of both types; what one leaves open contradicts nothing.
+fn contradict(one: &ValueInfoProto, other: &ValueInfoProto) -> bool {
+    let tensor = |value: &ValueInfoProto| match value.r#type.clone()?.value? {
+        type_proto::Value::TensorType(tensor) => Some(tensor),
+    };
+    let (Some(one), Some(other)) = (tensor(one), tensor(other)) else { return false };
+    let (Some(dims), Some(others)) = (one.shape, other.shape) else { return one.elem_type != other.elem_type };
+    let differ = |(one, other): (&Dimension, &Dimension)| match (&one.value, &other.value) {
+        (Some(dimension::Value::DimValue(one)), Some(dimension::Value::DimValue(other))) => one != other,
+        _ => false,
+    };
+    one.elem_type != other.elem_type
+        || dims.dim.len() != others.dim.len()
+        || dims.dim.iter().zip(&others.dim).any(differ)
 }
 
 /// Without what is written for readers alone.

@@ -182,6 +182,7 @@ fn commands_whose_json_prints_and_those_that_write_it_are_told_apart() {
         ("plan --gpu h100 --json m.json", "`--json` prints to stdout; redirect with `> m.json`"),
         ("build m.onnx -o m.plan --json m.json", "`--json` prints to stdout; redirect with `> m.json`"),
         ("ops --json m.json", "`--json` prints to stdout; redirect with `> m.json`"),
+        ("ops --json -", "`--json` prints to stdout; leave out `-`"),
     ] {
         scene.refuses(line, 2, &[&format!("help: {help}\n")]);
     }

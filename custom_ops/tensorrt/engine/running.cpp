@@ -202,21 +202,25 @@ void Running::prepare() {
     is_prepared_ = true;
 }
 
-// What the outputs hold is that of no whole run from here on, until the caller says so.
 void Running::enqueue() {
-    has_run_ = false;
     const Errors errors;
     if (!parts_->context->enqueueV3(static_cast<cudaStream_t>(parts_->stream.handle()))) {
         throw errors.as(MOA_TRT_RUNTIME, "TensorRT does not run the engine");
     }
 }
 
-void Running::run() {
-    const Current current(loaded_->device());
-    prepare();
+// What the outputs hold is that of no whole run until it has ended.
+void Running::run_once() {
+    has_run_ = false;
     enqueue();
     parts_->stream.synchronize();
     has_run_ = true;
+}
+
+void Running::run() {
+    const Current current(loaded_->device());
+    prepare();
+    run_once();
 }
 
 float Running::run_timed() {
@@ -225,6 +229,7 @@ float Running::run_timed() {
     if (parts_->start == nullptr) parts_->start = std::make_unique<Event>();
     if (parts_->end == nullptr) parts_->end = std::make_unique<Event>();
     parts_->start->record(parts_->stream);
+    has_run_ = false;
     enqueue();
     parts_->end->record(parts_->stream);
     const float taken = parts_->end->since(*parts_->start);
@@ -265,8 +270,7 @@ void Running::time(const moa_trt_timing &timing, float *milliseconds) {
     const Current current(loaded_->device());
     prepare();
     // The first run with new shapes may allocate, which a graph cannot hold.
-    enqueue();
-    parts_->stream.synchronize();
+    run_once();
     const std::unique_ptr<Graph> graph = timing.use_graph != 0 ? captured() : nullptr;
     Buffer cold;
     if (timing.flush_bytes != 0) cold.reserve(timing.flush_bytes);
@@ -278,6 +282,7 @@ void Running::time(const moa_trt_timing &timing, float *milliseconds) {
         }
         cold.fill(static_cast<unsigned char>(turn), timing.flush_bytes, parts_->stream);
         start.record(parts_->stream);
+        has_run_ = false;
         if (graph != nullptr) {
             graph->launch(parts_->stream);
         } else {
@@ -285,9 +290,9 @@ void Running::time(const moa_trt_timing &timing, float *milliseconds) {
         }
         end.record(parts_->stream);
         const float taken = end.since(start);
+        has_run_ = true;
         if (turn >= warmup) milliseconds[turn - warmup] = taken;
     }
-    has_run_ = true;
 }
 
 void Running::profile_layers(std::uint32_t runs, moa_trt_on_layer layer, void *user) {
@@ -306,8 +311,7 @@ void Running::profile_layers(std::uint32_t runs, moa_trt_on_layer layer, void *u
     };
     const Current current(loaded_->device());
     prepare();
-    enqueue();
-    parts_->stream.synchronize();
+    run_once();
     Profiler profiler(layer, user);
     // Whatever happens, the context must not keep it.
     struct Detach {
@@ -315,11 +319,7 @@ void Running::profile_layers(std::uint32_t runs, moa_trt_on_layer layer, void *u
         ~Detach() { context.setProfiler(nullptr); }
     } const detach{*parts_->context};
     parts_->context->setProfiler(&profiler);
-    for (; profiler.run < runs; ++profiler.run) {
-        enqueue();
-        parts_->stream.synchronize();
-    }
-    has_run_ = true;
+    for (; profiler.run < runs; ++profiler.run) run_once();
 }
 
 }  // namespace moa::engine

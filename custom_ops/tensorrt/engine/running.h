@@ -49,6 +49,7 @@ private:
     moa_trt_shape known_shape(std::size_t index);
     void prepare();
     void enqueue();
+    void run_once();
     std::unique_ptr<Graph> captured();
 
     std::shared_ptr<Loaded> loaded_;

@@ -115,9 +115,6 @@ impl Sizes {
         let missing = || config.size("num_experts_per_tok", "experts per token; it is never stored in tensors");
         let (top_k, top_k_key) = top_k.map_or_else(|| missing().map(|top_k| (top_k, "num_experts_per_tok")), Ok)?;
         let num_experts = config.agreed_size(["moe_num_experts", "num_local_experts"])?;
-        if let Some((experts, key)) = num_experts.filter(|(experts, _)| top_k > *experts) {
-            return Err(config.invalid(top_k_key, format!("at most {experts}, \"{key}\"")));
-        }
         let head = config.agreed_size(["kv_channels", "head_dim"])?;
         let (head_size, head_key) = head.unwrap_or_else(|| (config.assume("kv_channels", 128), "kv_channels"));
         if !head_size.is_multiple_of(2) {
@@ -125,6 +122,9 @@ impl Sizes {
         }
         let kv_num_heads = config.size_or("num_key_value_heads", 16)?;
         if config.optional_size("num_attention_heads")?.is_some_and(|heads| heads != kv_num_heads * top_k) {
+            if let Some((experts, key)) = num_experts.filter(|(experts, _)| top_k > *experts) {
+                return Err(config.invalid(top_k_key, format!("at most {experts}, \"{key}\"")));
+            }
             let expected = format!(
                 "{}, \"num_key_value_heads\" ({kv_num_heads}) times \"{top_k_key}\" ({top_k})",
                 kv_num_heads * top_k

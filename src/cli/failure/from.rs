@@ -230,8 +230,6 @@ impl From<ExportError> for Failure {
     }
 }
 
-const TEXT_FILE_HELP: &str = "copy the file again from where the model came from, or export again with --force";
-
 impl From<TextError> for Failure {
     fn from(error: TextError) -> Self {
         let (code, help) = match &error {
@@ -239,7 +237,7 @@ impl From<TextError> for Failure {
             TextError::Folder { .. } => (Code::TextFileIo, Some(FOLDER_HELP)),
             TextError::Limit { .. } => (Code::TextFileLimit, None),
             TextError::Codes { .. } => (Code::TextFile, Some(CODES_HELP)),
-            TextError::Malformed { .. } => (Code::TextFile, Some(TEXT_FILE_HELP)),
+            TextError::Malformed { .. } => (Code::TextFile, None),
         };
         Self::new(code, error.to_string(), help)
     }
@@ -268,7 +266,14 @@ impl From<GenerateError> for Failure {
     fn from(error: GenerateError) -> Self {
         let message = error.to_string();
         match error {
-            GenerateError::Text(error) => error.into(),
+            GenerateError::Text(error) => {
+                let again = "copy the file again from where the model came from, or export again with --force";
+                let failure = Self::from(error);
+                Self { help: failure.help.or_else(|| Some(again.into())), ..failure }
+            }
+            GenerateError::TwoExports { .. } => {
+                Self::new(Code::OnnxMalformed, message, Some("export both again into one folder"))
+            }
             GenerateError::Read(error) => error.into(),
             GenerateError::Backend(error) => error.into(),
             GenerateError::Missing { path } => {

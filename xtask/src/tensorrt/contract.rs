@@ -117,6 +117,8 @@ fn line(text: &mut String, line: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -136,6 +138,10 @@ mod tests {
         assert!(header.contains("activations_table[] = {\"relu\", \"gelu\", \"silu\", \"gelu_tanh\"}"));
         assert!(header.contains("attention_modes_table[] = {\"softmax\", \"stick_breaking\"}"));
         assert!(header.contains("{\"kv_weight\", Element::weight, true, {Extent::fixed, Extent::fixed}}"));
+        let dims =
+            served().iter().flat_map(|operator| operator.inputs).flat_map(|input| input.dims).collect::<BTreeSet<_>>();
+        let fixed: Vec<_> = dims.into_iter().filter(|dim| extent(dim) == "fixed").collect();
+        assert_eq!(fixed, [&"2 * G * D", &"C", &"D", &"D / 2", &"E", &"F", &"G", &"G * D", &"R", &"positions"]);
         let mask = "{\"attention_mask\", Element::int32, false, {Extent::batch, Extent::tokens_and_others}}";
         assert!(header.contains(mask));
         // As MOA_CUDA_SELF_ATTENTION and the two after it number them.

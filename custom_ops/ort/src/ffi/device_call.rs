@@ -104,7 +104,7 @@ impl DeviceCall<'_> {
         Ok(Stream(stream.addr()))
     }
 
-    /// Allocates output `i` with shape `shapes[i]`: its address, `None` where the node does not have it.
+    /// Allocates output `i` with shape `shapes[i]`: its address, `None` where the node does not have it or it is empty.
     pub(crate) fn outputs(&self, shapes: &[impl Deref<Target = [usize]>]) -> Result<Vec<Option<u64>>, Failure> {
         let address = |index: usize, shape: &[usize]| {
             // SAFETY: `raw` is the context of a running call.
