@@ -18,7 +18,7 @@ use crate::checkpoint::{
 const ROBERTA: &str = "encoder.sentence_encoder.";
 /// End of the name of a tensor that every MoA layer has.
 const ROUTER: &str = ".q_proj.w_gate";
-/// What the task of a translation says of how its model is used: the languages, and the side on which sources are padded.
+/// What the task of a translation says of how its model is used: languages, and the side on which sources are padded.
 const OF_TASK: [&str; 3] = ["source_lang", "target_lang", "left_pad_source"];
 
 /// Keys of one dictionary of a pickle.
