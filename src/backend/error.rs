@@ -237,8 +237,8 @@ impl BackendError {
             Self::Engine(error) => error.help(),
             Self::Input { .. } => Some("`moa-export inspect MODEL` lists what a model takes"),
             Self::NotFinite { .. } => Some(
-                "look for NaN in the inputs; what an fp16 export computes overflows beyond 65504, where --dtype bf16 and fp32 do \
-                 not",
+                "look for NaN in the inputs, or run `moa-export verify` on the export; one in fp16 overflows beyond 65504, where \
+                 --dtype bf16 and fp32 do not",
             ),
             Self::Inline(_) | Self::Failed { .. } => None,
         }
