@@ -6,6 +6,7 @@ use moa_export::{
     checkpoint::{Checkpoint, ErrorKind},
     export,
 };
+use moa_graphs::families::Config;
 
 use super::{
     NAME, assert_refused, opened, root,
@@ -141,12 +142,18 @@ fn other_values_are_refused_where_a_family_reads_them() {
     }
 }
 
+/// The configuration of a file whose `cfg` has these two.
+fn of_model_and_task(model: Py, task: Py) -> Config {
+    let cfg = dict([("model", model), ("task", task)]);
+    let (checkpoint, _folder) = opened(&zip(&dict([("model", dict([])), ("cfg", cfg)]).pickle(), &[]));
+    checkpoint.config().clone()
+}
+
 #[test]
 fn languages_come_from_the_model_or_the_task() {
     let languages_of = |model: Py, task: Py| {
-        let cfg = dict([("model", model), ("task", task)]);
-        let (checkpoint, _folder) = opened(&zip(&dict([("model", dict([])), ("cfg", cfg)]).pickle(), &[]));
-        ["source_lang", "target_lang"].map(|key| checkpoint.config().name(key).unwrap_or_default().to_owned())
+        let config = of_model_and_task(model, task);
+        ["source_lang", "target_lang"].map(|key| config.name(key).unwrap_or_default().to_owned())
     };
     let task = || dict([("source_lang", text("en")), ("target_lang", text("de"))]);
     let languages = |model: Py| languages_of(model, task());
@@ -159,11 +166,7 @@ fn languages_come_from_the_model_or_the_task() {
 
 #[test]
 fn the_side_of_padding_comes_from_the_model_or_the_task() {
-    let side_of = |model: Py, task: Py| {
-        let cfg = dict([("model", model), ("task", task)]);
-        let (checkpoint, _folder) = opened(&zip(&dict([("model", dict([])), ("cfg", cfg)]).pickle(), &[]));
-        checkpoint.config().keys().get("left_pad_source").cloned()
-    };
+    let side_of = |model: Py, task: Py| of_model_and_task(model, task).keys().get("left_pad_source").cloned();
     let arch = || ("arch", text("moa_transformer"));
     let side = |left| dict([("left_pad_source", Py::Bool(left))]);
     assert_eq!(side_of(dict([arch()]), side(false)), Some(false.into()));
