@@ -53,8 +53,8 @@ pub const SIZES: [[usize; 3]; 14] = [
     [64, 2048, 2048],
 ];
 
-/// Measures one product; nothing where its weights cannot be packed.
-pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
+/// Measures one product by instructions up to `limit`; nothing where its weights cannot be packed.
+pub fn product(limit: Instructions, [m, k, n]: [usize; 3]) -> Option<Figure> {
     let (a, b) = (vec![0.5f32; m * k], vec![0.25f32; k * n]);
     let geometry = Geometry { matrices: 1, blocks: 1, inner: k, columns: n };
     let brain = vec![half::bf16::from_f32(0.25); k * n];
@@ -66,7 +66,7 @@ pub fn product([m, k, n]: [usize; 3]) -> Option<Figure> {
     let int4 = Packed::new(geometry, WeightData::I4(Int4 { values: &nibbles, scales: &blocks }))?;
     let mut out = vec![0.0f32; m * n];
     let mut ours = |isa, weights| best_gflops(m * k * n, || multiply(isa, [m, k, n], &a, weights, &mut out));
-    let (vectors, widest) = (Isa::at_most(Instructions::Avx512), Isa::at_most(Instructions::default()));
+    let [vectors, widest] = levels(limit);
     let (packed, rounded) = (ours(vectors, &wide), ours(widest.rounding(), &narrow));
     let best = [ours(widest, &wide), ours(widest, &narrow)];
     let quantized = [&int8, &int4].map(|weights| ours(widest.quantizing(), weights));
@@ -131,8 +131,9 @@ const STREAM_ROWS: [usize; 8] = [1, 8, 12, 16, 24, 32, 48, 64];
 /// Columns that a task multiplies: those of single rows, and those of more.
 const STREAM_COLUMNS: [usize; 2] = [128, 512];
 
-/// Multiplies rows with each of many matrices, on one thread, for every type of weight in turn.
-pub fn streams() -> Vec<Stream> {
+/// Multiplies rows with each of many matrices, on one thread, by instructions up to `limit`, for every type of weight
+/// in turn.
+pub fn streams(limit: Instructions) -> Vec<Stream> {
     let [inner, columns, matrices] = STREAM;
     let geometry = Geometry { matrices, blocks: 1, inner, columns };
     let wide: Vec<f32> = (0..geometry.len()).map(|i| (i % 251) as f32 - 125.0).collect();
@@ -149,8 +150,7 @@ pub fn streams() -> Vec<Stream> {
         ("int8", Packed::new(geometry, WeightData::I8 { values: &integers, scales: &scales })),
         ("int4", Packed::new(geometry, WeightData::I4(Int4 { values: &nibbles, scales: &blocks }))),
     ];
-    let [vectors, widest] = [Instructions::Avx512, Instructions::default()].map(Isa::at_most);
-    let levels = [vectors, widest];
+    let [vectors, widest] = levels(limit);
     let mut found = Vec::new();
     for rows in STREAM_ROWS {
         for (stored, packed) in &all {
@@ -158,7 +158,7 @@ pub fn streams() -> Vec<Stream> {
             let mut best = [f64::INFINITY; 3];
             for _ in 0..8 {
                 let rounding = if *stored == "bf16" { widest.rounding() } else { widest.quantizing() };
-                for (isa, best) in levels.into_iter().chain([rounding]).zip(&mut best) {
+                for (isa, best) in [vectors, widest, rounding].into_iter().zip(&mut best) {
                     let start = Instant::now();
                     stream(isa, rows, packed);
                     *best = best.min(start.elapsed().as_secs_f64());
@@ -196,6 +196,11 @@ fn stream(isa: Isa, count: usize, weights: &Packed) {
             .compute(isa, &mut Tile::dense(&mut out, columns));
         }
     }
+}
+
+/// Vectors alone, and every instruction up to `limit`.
+fn levels(limit: Instructions) -> [Isa; 2] {
+    [limit.min(Instructions::Avx512), limit].map(Isa::at_most)
 }
 
 fn best_gflops(macs: usize, mut run: impl FnMut()) -> f64 {

@@ -51,7 +51,9 @@ impl Isa {
         unsafe {
             match self.0 {
                 Instructions::Portable => {}
-                Instructions::Avx2 => return avx2_softmax::softmax_rows(scores, stride, seen, max, sum),
+                Instructions::Avx2 | Instructions::AvxVnni => {
+                    return avx2_softmax::softmax_rows(scores, stride, seen, max, sum);
+                }
                 _ => return avx512_softmax::softmax_rows(scores, stride, seen, max, sum),
             }
         }

@@ -21,7 +21,7 @@ macro_rules! every_level {
                 Instructions::Avx512 | Instructions::Amx => unsafe { avx512($($argument),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Avx2 => unsafe { avx2($($argument),*) },
+                Instructions::Avx2 | Instructions::AvxVnni => unsafe { avx2($($argument),*) },
                 _ => $body::<{ cfg!(target_arch = "aarch64") }>($($argument),*),
             }
         }

@@ -9,7 +9,7 @@
 //! `past_caches` is that to copies that the caches do not keep.
 //!
 //! `rounded_rows` is the door to rows that are rounded: `pairs` to bf16, `quantized` to int8, which `vnni` and
-//! `avx2_nibbles` multiply.
+//! `avx2_integers` multiply.
 //! `packable` makes elements of weights.
 //!
 //! `widened` is the door to panels that are widened for many blocks of rows.
@@ -40,6 +40,9 @@ mod amx_steps;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod avx2_integers;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx2_nibbles;
@@ -128,6 +131,8 @@ pub enum Instructions {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX_VNNI for rows that are rounded to int8, besides AVX2, FMA and F16C.
+    AvxVnni,
     /// AVX-512 F and DQ, besides AVX2, FMA and F16C.
     Avx512,
     /// AMX tiles of bf16 for products of many rows, besides AVX-512 F, BW and DQ, and AVX512_BF16.
@@ -167,6 +172,9 @@ impl Isa {
             if avx512 && limit >= Instructions::Avx512 {
                 return Self(Instructions::Avx512, habits, Rounding::NONE);
             }
+            if avx2 && limit >= Instructions::AvxVnni && is_x86_feature_detected!("avxvnni") {
+                return Self(Instructions::AvxVnni, habits, Rounding::NONE);
+            }
             if avx2 && limit >= Instructions::Avx2 {
                 return Self(Instructions::Avx2, habits, Rounding::NONE);
             }
@@ -192,7 +200,7 @@ impl Isa {
 
     /// Whether vectors have 8 lanes.
     pub(crate) fn is_avx2(self) -> bool {
-        self.0 == Instructions::Avx2
+        matches!(self.0, Instructions::Avx2 | Instructions::AvxVnni)
     }
 
     /// The same without tiles. Rows that tiles would have rounded to bf16 stay f32 where vectors gain nothing by it.
@@ -221,21 +229,18 @@ impl Isa {
     }
 
     /// The same, by which rows are quantized where the processor multiplies integers, and rounded to bf16 where they
-    /// go to AMX tiles; attention is that of [`Self::rounding`]. With AVX2 int8 is faster without.
+    /// go to AMX tiles; attention is that of [`Self::rounding`]. With AVX2 alone int8 is faster without.
     pub(crate) fn quantizing(self) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if self.has_wide_vectors()
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vbmi")
-            && is_x86_feature_detected!("avx512vnni")
-        {
+        if self.has_wide_vectors() && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni") {
             let attention = self.rounding().2.attention;
             return Self(self.0, self.1, Rounding { rows: Form::OF_INT8, attention });
         }
-        if self.is_avx2() {
-            return Self(self.0, self.1, Rounding { rows: Form::OF_INT4, attention: false });
+        match self.0 {
+            Instructions::AvxVnni => Self(self.0, self.1, Rounding { rows: Form::OF_INT8, attention: false }),
+            Instructions::Avx2 => Self(self.0, self.1, Rounding { rows: Form::OF_INT4, attention: false }),
+            _ => self,
         }
-        self
     }
 
     /// The same, by which rows are quantized and then multiplied as every processor can.
@@ -276,7 +281,7 @@ impl Isa {
 
     /// Whether rows are quantized to `form` where weights want that.
     pub(crate) fn quantizes_to(self, form: Form) -> bool {
-        self.form().is_quantized() && form.is_quantized() && (form == Form::OF_INT4 || !self.is_avx2())
+        self.form().is_quantized() && form.is_quantized() && (form == Form::OF_INT4 || self.0 != Instructions::Avx2)
     }
 
     /// Whether rows are rounded to bf16 that tiles multiply with weights which want `form` on vectors.
@@ -314,7 +319,8 @@ impl Isa {
 #[cfg(test)]
 pub(crate) fn every_isa() -> Vec<Isa> {
     let levels =
-        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx].map(Isa::at_most);
+        [Instructions::Portable, Instructions::Avx2, Instructions::AvxVnni, Instructions::Avx512, Instructions::Amx]
+            .map(Isa::at_most);
     let ways = [Streams::Several, Streams::One];
     let way = |level: &Isa, streams| Isa(level.0, Habits { streams, ..level.1 }, level.2);
     let mut all: Vec<Isa> = levels.iter().flat_map(|level| ways.map(|streams| way(level, streams))).collect();

@@ -314,8 +314,8 @@ pub(crate) fn panels_at_once<W: Element>(isa: Isa, (rows, quantized): (usize, bo
     match isa.0 {
         _ if quantized => 1,
         Instructions::Portable => usize::MAX,
-        Instructions::Avx2 if rows == 1 && W::ROWS == 1 => ROW_PANELS_OF_AVX2,
-        Instructions::Avx2 => 1,
+        Instructions::Avx2 | Instructions::AvxVnni if rows == 1 && W::ROWS == 1 => ROW_PANELS_OF_AVX2,
+        Instructions::Avx2 | Instructions::AvxVnni => 1,
         // Two sums keep vectors busy that take two passes, and short panels come faster one after the other.
         Instructions::Avx512 if rows == 1 && bytes <= SHORT && !isa.multiplies_whole_vectors() => 1,
         Instructions::Avx512 | Instructions::Amx if rows == 1 => ROW_PANELS,
@@ -344,7 +344,7 @@ fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
         _ if W::IS_PAIR && isa.multiplies_pairs() => avx512::kernel(rows, vectors),
         _ if W::IS_PAIR => portable::block,
         Instructions::Portable => portable::block,
-        Instructions::Avx2 => avx2::kernel(rows, vectors),
+        Instructions::Avx2 | Instructions::AvxVnni => avx2::kernel(rows, vectors),
         Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),
     }
 }

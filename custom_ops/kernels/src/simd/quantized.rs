@@ -8,14 +8,19 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{__m512, __m512i};
+use std::arch::x86_64::{__m256, __m256i, __m512, __m512i};
 
 use moa_schema::BLOCK;
 
 use super::product::{Kernel, Mode, Raw};
 use super::{Element, Form, Instructions, Isa, LANES, Nibbles, PANEL, StepOrder};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2_nibbles, product::LINE, vnni};
+use super::{
+    avx2_integers::{self, Dots},
+    avx2_nibbles,
+    product::LINE,
+    vnni,
+};
 
 /// Inner steps where an f32 would stand.
 pub(super) const QUAD: usize = size_of::<f32>();
@@ -76,9 +81,9 @@ pub(super) trait Integers: Element {
     /// # Safety
     ///
     /// The groups of these steps must be readable for all columns of the panel that begins at `from`; the processor
-    /// must have AVX-512 F, BW and VBMI.
+    /// must have AVX-512 F and BW, and VBMI where that is said.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn quad(from: *const Self, step: usize, steps: usize) -> [__m512i; 2];
+    unsafe fn quad<const VBMI: bool>(from: *const Self, step: usize, steps: usize) -> [__m512i; 2];
 
     /// What sums of the block of inner step `step` are scaled by, where they are.
     ///
@@ -88,7 +93,24 @@ pub(super) trait Integers: Element {
     #[cfg(target_arch = "x86_64")]
     unsafe fn block_scales(from: *const Self, step: usize) -> Option<[__m512; 2]>;
 
-    /// The microkernel with vectors of 8 columns, where there is one.
+    /// As [`Self::quad`], the steps that there are, of `V` vectors of 8 columns: one, or all of a panel.
+    ///
+    /// # Safety
+    ///
+    /// The groups of these steps, one at least, must be readable for all columns of the panel of which a vector begins
+    /// at `from`; the processor must have AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn quad8<const V: usize>(from: *const Self, step: usize, steps: usize) -> [__m256i; V];
+
+    /// As [`Self::block_scales`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::quad8`].
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn block_scales8<const V: usize>(from: *const Self, step: usize) -> Option<[__m256; V]>;
+
+    /// The microkernel with vectors of 8 columns that AVX2 alone has, where there is one.
     #[cfg(target_arch = "x86_64")]
     fn kernel8(_rows: usize, _vectors: usize) -> Option<Kernel<Self>> {
         None
@@ -106,17 +128,32 @@ impl Integers for i8 {
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
-    unsafe fn quad(from: *const Self, step: usize, steps: usize) -> [__m512i; 2] {
+    unsafe fn quad<const VBMI: bool>(from: *const Self, step: usize, steps: usize) -> [__m512i; 2] {
         // SAFETY: by the caller's promise.
-        unsafe { vnni::quad_of_bytes(from, step, steps) }
+        unsafe { vnni::quad_of_bytes::<VBMI>(from, step, steps) }
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     unsafe fn block_scales(_: *const Self, _: usize) -> Option<[__m512; 2]> {
+        None
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn quad8<const V: usize>(from: *const Self, step: usize, steps: usize) -> [__m256i; V] {
+        // SAFETY: by the caller's promise.
+        unsafe { avx2_integers::quad_of_bytes(from, step, steps) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn block_scales8<const V: usize>(_: *const Self, _: usize) -> Option<[__m256; V]> {
         None
     }
 }
@@ -133,15 +170,15 @@ impl Integers for Nibbles {
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
-    unsafe fn quad(from: *const Self, step: usize, _: usize) -> [__m512i; 2] {
+    unsafe fn quad<const VBMI: bool>(from: *const Self, step: usize, _: usize) -> [__m512i; 2] {
         // SAFETY: by the caller's promise; groups are filled up with zeros.
         unsafe { vnni::quad_of_nibbles(from, step) }
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     unsafe fn block_scales(from: *const Self, step: usize) -> Option<[__m512; 2]> {
         // SAFETY: by the caller's promise.
@@ -149,8 +186,24 @@ impl Integers for Nibbles {
     }
 
     #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn quad8<const V: usize>(from: *const Self, step: usize, _: usize) -> [__m256i; V] {
+        // SAFETY: by the caller's promise; groups are filled up with zeros.
+        unsafe { avx2_nibbles::quad(from, step) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn block_scales8<const V: usize>(from: *const Self, step: usize) -> Option<[__m256; V]> {
+        // SAFETY: by the caller's promise.
+        Some(unsafe { avx2_nibbles::block_scales(from, step) })
+    }
+
+    #[cfg(target_arch = "x86_64")]
     fn kernel8(rows: usize, vectors: usize) -> Option<Kernel<Self>> {
-        Some(avx2_nibbles::kernel(rows, vectors))
+        Some(avx2_integers::kernel::<Self, avx2_nibbles::Words>(rows, vectors))
     }
 }
 
@@ -158,7 +211,9 @@ impl Integers for Nibbles {
 pub(super) fn kernel<W: Integers>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512 if isa.form().is_quantized() => vnni::kernel(rows, vectors),
+        Instructions::Avx512 if isa.form().is_quantized() => vnni::kernel(rows, vectors, isa.1.permutes_bytes),
+        #[cfg(target_arch = "x86_64")]
+        Instructions::AvxVnni => avx2_integers::kernel::<W, Dots>(rows, vectors),
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx2 => W::kernel8(rows, vectors).unwrap_or(plain),
         _ => plain::<W>,
@@ -278,7 +333,7 @@ impl Isa {
             Instructions::Avx512 | Instructions::Amx => unsafe { vnni::quantize16(order.steps(), blocks) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2 => unsafe { avx2_nibbles::quantize8(order.steps(), blocks) },
+            Instructions::Avx2 | Instructions::AvxVnni => unsafe { avx2_integers::quantize8(order.steps(), blocks) },
             _ => blocks.for_each(|(values, out)| quantize_block(order.steps(), &values, out)),
         }
     }

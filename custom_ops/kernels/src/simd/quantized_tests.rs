@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::super::{Form, Instructions, Left, RoundedRows, with_rounded};
+use super::super::{Form, Habits, Instructions, Left, RoundedRows, with_rounded};
 use super::*;
 use crate::geometry::Geometry;
 use crate::grid::Tile;
@@ -13,16 +13,19 @@ use crate::weight_data::{Int4, WeightData};
 
 /// In plain arithmetic, and with the instructions of each level that the processor has.
 fn every_way() -> Vec<Isa> {
-    let levels = [Instructions::Avx2, Instructions::Avx512].map(|level| Isa::at_most(level).quantizing());
-    if !levels[0].quantizes_to(Form::OF_INT4) {
-        skip("no AVX2");
+    let mut ways = vec![plain_isa()];
+    for level in [Instructions::Avx2, Instructions::AvxVnni, Instructions::Avx512] {
+        let isa = Isa::at_most(level).quantizing();
+        if isa.0 != level || !isa.form().is_quantized() {
+            skip(&format!("no rounded rows at the level {level:?}"));
+            continue;
+        }
+        ways.push(isa);
+        if isa.has_wide_vectors() && isa.1.permutes_bytes {
+            ways.push(Isa(isa.0, Habits { permutes_bytes: false, ..isa.1 }, isa.2));
+        }
     }
-    if !levels[1].quantizes_to(Form::OF_INT8) {
-        skip("no AVX512_VNNI, or no AVX512_VBMI");
-    }
-    let mut ways: Vec<Isa> = levels.into_iter().filter(|isa| isa.quantizes_to(Form::OF_INT4)).collect();
-    ways.dedup();
-    [plain_isa()].into_iter().chain(ways).collect()
+    ways
 }
 
 /// Those of [`every_way`] that round rows for such weights.

@@ -1,12 +1,14 @@
-//! Microkernels of quantized rows, by AVX512_VNNI, and AVX512_VBMI that turns four rows of int8.
+//! Microkernels of quantized rows in vectors of 16 lanes, by AVX512_VNNI.
 
+use std::arch::asm;
 use std::arch::x86_64::{
     __m512, __m512i, __mmask64, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_shuffle_epi8, _mm_storeu_si128,
-    _mm512_abs_ps, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cvtepi32_epi8,
-    _mm512_cvtepi32_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_maskz_loadu_epi8, _mm512_max_epu32, _mm512_mul_ps, _mm512_permutex2var_epi8, _mm512_reduce_add_epi32,
-    _mm512_reduce_max_epu32, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_setzero_si512, _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_ternarylogic_epi32, _mm512_xor_si512,
+    _mm512_abs_ps, _mm512_add_epi32, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_cvtepi32_epi8, _mm512_cvtepi32_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_max_epu32, _mm512_mul_ps,
+    _mm512_permutex2var_epi32, _mm512_reduce_add_epi32, _mm512_reduce_max_epu32, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sllv_epi32, _mm512_srlv_epi32,
+    _mm512_ternarylogic_epi32, _mm512_xor_si512,
 };
 
 use moa_schema::BLOCK;
@@ -30,20 +32,46 @@ static TURNED: [[u8; 4 * LANES]; 2] = {
     places
 };
 
+/// From the same vectors, four columns of each row side by side.
+static FOURS: [[u32; LANES]; 2] = {
+    let mut places = [[0; LANES]; 2];
+    let mut place = 0;
+    while place < PANEL {
+        places[place / LANES][place % LANES] = (place % QUAD * (PANEL / QUAD) + place / QUAD) as u32;
+        place += 1;
+    }
+    places
+};
+
+/// From four columns of each of four rows, the four steps of each column.
+static TURNED_FOUR: [u8; LANES] = {
+    let mut places = [0; LANES];
+    let mut place = 0;
+    while place < LANES {
+        places[place] = (place % QUAD * QUAD + place / QUAD) as u8;
+        place += 1;
+    }
+    places
+};
+
 /// Of three vectors, the first where the second has bits, other than the third.
 const LOW_EXCEPT: i32 = (0xf0 & 0xcc) ^ 0xaa;
 
-/// The microkernel for `rows` rows and `vectors` vectors of one panel.
-pub(super) fn kernel<W: Integers>(rows: usize, vectors: usize) -> Kernel<W> {
+/// The microkernel for `rows` rows and `vectors` vectors of one panel; the processor may have AVX512_VBMI.
+pub(super) fn kernel<W: Integers>(rows: usize, vectors: usize, vbmi: bool) -> Kernel<W> {
+    if vbmi { of_rows::<W, true>(rows, vectors) } else { of_rows::<W, false>(rows, vectors) }
+}
+
+fn of_rows<W: Integers, const VBMI: bool>(rows: usize, vectors: usize) -> Kernel<W> {
     let of_rows: [Kernel<W>; 2] = match rows {
-        1 => [block::<W, 1, 1>, block::<W, 1, 2>],
-        2 => [block::<W, 2, 1>, block::<W, 2, 2>],
-        3 => [block::<W, 3, 1>, block::<W, 3, 2>],
-        4 => [block::<W, 4, 1>, block::<W, 4, 2>],
-        5 => [block::<W, 5, 1>, block::<W, 5, 2>],
-        6 => [block::<W, 6, 1>, block::<W, 6, 2>],
-        7 => [block::<W, 7, 1>, block::<W, 7, 2>],
-        _ => [block::<W, 8, 1>, block::<W, 8, 2>],
+        1 => [block::<W, 1, 1, VBMI>, block::<W, 1, 2, VBMI>],
+        2 => [block::<W, 2, 1, VBMI>, block::<W, 2, 2, VBMI>],
+        3 => [block::<W, 3, 1, VBMI>, block::<W, 3, 2, VBMI>],
+        4 => [block::<W, 4, 1, VBMI>, block::<W, 4, 2, VBMI>],
+        5 => [block::<W, 5, 1, VBMI>, block::<W, 5, 2, VBMI>],
+        6 => [block::<W, 6, 1, VBMI>, block::<W, 6, 2, VBMI>],
+        7 => [block::<W, 7, 1, VBMI>, block::<W, 7, 2, VBMI>],
+        _ => [block::<W, 8, 1, VBMI>, block::<W, 8, 2, VBMI>],
     };
     of_rows[vectors - 1]
 }
@@ -52,10 +80,10 @@ pub(super) fn kernel<W: Integers>(rows: usize, vectors: usize) -> Kernel<W> {
 ///
 /// # Safety
 ///
-/// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX-512 F, BW, VBMI and
-/// VNNI.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
-unsafe fn block<W: Integers, const M: usize, const V: usize>(raw: &Raw<W>) {
+/// As `Kernel`s are called: `raw` describes a block that is in bounds; the processor must have AVX-512 F, BW and VNNI,
+/// and VBMI where that is said.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn block<W: Integers, const M: usize, const V: usize, const VBMI: bool>(raw: &Raw<W>) {
     let mut sums = [[_mm512_setzero_ps(); V]; M];
     let mut ahead = raw.fetch.from.cast::<i8>();
     // SAFETY: every pointer is in bounds by the caller's promise.
@@ -67,7 +95,7 @@ unsafe fn block<W: Integers, const M: usize, const V: usize>(raw: &Raw<W>) {
             }
         }
         for first in (0..raw.inner).step_by(BLOCK) {
-            add_block(&mut sums, raw, first, &mut ahead);
+            add_block::<W, M, V, VBMI>(&mut sums, raw, first, &mut ahead);
         }
         scale(raw, &mut sums);
         for (row, sums) in sums.into_iter().enumerate() {
@@ -84,9 +112,9 @@ unsafe fn block<W: Integers, const M: usize, const V: usize>(raw: &Raw<W>) {
 /// # Safety
 ///
 /// As [`block`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 #[inline]
-unsafe fn add_block<W: Integers, const M: usize, const V: usize>(
+unsafe fn add_block<W: Integers, const M: usize, const V: usize, const VBMI: bool>(
     sums: &mut [[__m512; V]; M],
     raw: &Raw<W>,
     first: usize,
@@ -107,7 +135,7 @@ unsafe fn add_block<W: Integers, const M: usize, const V: usize>(
             } else {
                 *ahead = fetch(&raw.fetch, *ahead);
             }
-            let weights = W::quad(raw.right, first + quad * QUAD, steps.saturating_sub(quad * QUAD));
+            let weights = W::quad::<VBMI>(raw.right, first + quad * QUAD, steps.saturating_sub(quad * QUAD));
             for (terms, left) in terms.iter_mut().zip(left) {
                 let integers = _mm512_set1_epi32(left.add(HEAD + quad).cast::<i32>().read());
                 for (terms, weights) in terms.iter_mut().zip(weights) {
@@ -151,9 +179,9 @@ const fn bytes(count: usize) -> __mmask64 {
 /// # Safety
 ///
 /// As that.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-pub(super) unsafe fn quad_of_bytes(from: *const i8, step: usize, steps: usize) -> [__m512i; 2] {
+pub(super) unsafe fn quad_of_bytes<const VBMI: bool>(from: *const i8, step: usize, steps: usize) -> [__m512i; 2] {
     let load = |rows: usize| {
         let from = from.wrapping_add((step + rows) * PANEL);
         // SAFETY: by the caller's promise, rows of the steps that there are.
@@ -166,11 +194,36 @@ pub(super) unsafe fn quad_of_bytes(from: *const i8, step: usize, steps: usize) -
     };
     let up = _mm512_set1_epi8(i8::MIN);
     let [early, late] = [0, QUAD / 2].map(|rows| _mm512_xor_si512(load(rows), up));
-    TURNED.each_ref().map(|places| {
+    let load = |places: *const __m512i| {
         // SAFETY: a vector is read.
-        let places = unsafe { _mm512_loadu_si512(places.as_ptr().cast()) };
-        _mm512_permutex2var_epi8(early, places, late)
-    })
+        unsafe { _mm512_loadu_si512(places) }
+    };
+    if VBMI {
+        // SAFETY: by the caller's promise.
+        return TURNED.each_ref().map(|places| unsafe { permute_bytes(early, load(places.as_ptr().cast()), late) });
+    }
+    // SAFETY: a vector of 16 bytes is read.
+    let turned = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(TURNED_FOUR.as_ptr().cast()) });
+    FOURS
+        .each_ref()
+        .map(|places| _mm512_shuffle_epi8(_mm512_permutex2var_epi32(early, load(places.as_ptr().cast()), late), turned))
+}
+
+/// The bytes at `places` of two vectors. Not by an intrinsic: these are not inlined where a function may not assume
+/// AVX512_VBMI.
+///
+/// # Safety
+///
+/// The processor must have AVX512_VBMI.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn permute_bytes(mut early: __m512i, places: __m512i, late: __m512i) -> __m512i {
+    // SAFETY: by the caller's promise; nothing but the register changes.
+    unsafe {
+        asm!("vpermt2b {}, {}, {}", inout(zmm_reg) early, in(zmm_reg) places, in(zmm_reg) late,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    early
 }
 
 /// [`Integers::quad`] of int4.
@@ -178,7 +231,7 @@ pub(super) unsafe fn quad_of_bytes(from: *const i8, step: usize, steps: usize) -
 /// # Safety
 ///
 /// As that.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(super) unsafe fn quad_of_nibbles(from: *const Nibbles, step: usize) -> [__m512i; 2] {
     let row = from.wrapping_add(Nibbles::group(step, PANEL) + Nibbles::row(step) * PANEL);

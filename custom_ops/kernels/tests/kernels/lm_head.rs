@@ -5,7 +5,7 @@ use moa_kernels::{Instructions, LmHeadInputs, Prepared, Scalar, Sequential, Thre
 use moa_schema::{AccuracyLevel, LmHeadDims};
 
 use crate::integers::{int4, integers, integers_of_any_scale};
-use crate::quantized::{Rounding, assert_rounded, quantizing, round_rows, types, with_whole_scales};
+use crate::quantized::{LIMITS, Rounding, assert_rounded, quantizing, round_rows, types, with_whole_scales};
 use crate::rounded::{exact, rounding, to_bf16 as to_bf16_rows};
 use crate::stored::{LEVELS, Narrow, halves, rounded};
 use crate::support::{Random, Threads, assert_close, bits, matmul, widen};
@@ -134,9 +134,10 @@ fn logits_match_the_reference() {
 fn threads_and_packing_change_no_bit() {
     for case in cases() {
         in_every_type(&case, |case, weights| {
-            for prepared in [Prepared::default, quantizing] {
-                let expected = bits(&case.compute(&prepared(), weights, &Sequential));
-                for prepared in [prepared(), case.pack(prepared(), weights)] {
+            let each = || [Prepared::default()].into_iter().chain(LIMITS.map(quantizing));
+            for (prepared, other) in each().zip(each()) {
+                let expected = bits(&case.compute(&prepared, weights, &Sequential));
+                for prepared in [prepared, case.pack(other, weights)] {
                     for threads in [1, 2, 3, 8] {
                         let found = bits(&case.compute(&prepared, weights, &Threads(threads)));
                         assert_eq!(found, expected, "{:?}, {threads} threads", case.dims);
@@ -153,8 +154,8 @@ fn a_token_alone_has_the_bits_that_it_has_among_others() {
     for case in cases() {
         let LmHeadDims { batch, tokens, vocabulary, .. } = case.dims;
         in_every_type(&case, |case, weights| {
-            let levels = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512].map(Prepared::new);
-            for prepared in levels.into_iter().chain([quantizing()]) {
+            let levels = LEVELS.into_iter().filter(|level| *level < Instructions::Amx).map(Prepared::new);
+            for prepared in levels.chain(LIMITS.map(quantizing)) {
                 let prepared = case.pack(prepared, weights);
                 let all = case.compute(&prepared, weights, &Sequential);
                 for token in (0..batch * tokens).step_by(11).chain([batch * tokens - 1]) {
@@ -188,7 +189,7 @@ fn half_logits_are_those_of_f32_rounded() {
     for mut case in cases() {
         let narrow = rounded(&mut case.hidden_states);
         in_every_type(&case, |case, weights| {
-            for prepared in [Prepared::default(), quantizing()] {
+            for prepared in [Prepared::default()].into_iter().chain(LIMITS.map(quantizing)) {
                 let found = logits::<f16>(&case.dims, &narrow, &prepared, weights, &Threads(2));
                 let expected = halves(&case.compute(&prepared, weights, &Sequential));
                 assert!(found == expected, "{:?}", case.dims);
@@ -214,8 +215,8 @@ fn weights_of_another_shape_are_not_used() {
 /// products of what the call rounds.
 #[test]
 fn rows_are_rounded_where_the_processor_multiplies_integers() {
-    let prepared = quantizing();
-    for (mut case, round) in cases().flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
+    for (mut case, (limit, round)) in cases().flat_map(|case| types(true).map(move |kind| (case.clone(), kind))) {
+        let prepared = quantizing(limit);
         with_whole_scales(&mut case.hidden_states, case.dims.width);
         let (mut case, narrow) = case.rounded(round);
         let before = case.compute(&prepared, narrow.data(), &Sequential);
@@ -230,10 +231,11 @@ fn rows_are_rounded_where_the_processor_multiplies_integers() {
 
 #[test]
 fn rows_beside_floats_and_integers_that_are_not_faster_stay_as_they_are() {
-    let prepared = quantizing();
     let floats: [Rounding; 2] = [to_bf16, to_f16];
+    let floats = || LIMITS.into_iter().flat_map(move |limit| floats.map(|round| (limit, round)));
     for case in cases() {
-        for round in floats.into_iter().chain(types(false)) {
+        for (limit, round) in floats().chain(types(false)) {
+            let prepared = quantizing(limit);
             let (case, narrow) = case.rounded(round);
             let [found, expected] =
                 [&prepared, &exact()].map(|prepared| bits(&case.compute(prepared, narrow.data(), &Sequential)));
@@ -296,7 +298,7 @@ fn a_row_that_is_not_a_number_stays_alone() {
         let LmHeadDims { batch, tokens, width, vocabulary } = case.dims;
         let token = batch * tokens / 2;
         in_every_type(&case, |case, weights| {
-            for prepared in [Prepared::default(), quantizing()] {
+            for prepared in [Prepared::default()].into_iter().chain(LIMITS.map(quantizing)) {
                 let mut expected = case.compute(&prepared, weights, &Sequential);
                 let mut poisoned = case.clone();
                 poisoned.hidden_states[token * width + width / 2] = f32::NAN;

@@ -5,31 +5,41 @@ use moa_schema::{AccuracyLevel, BLOCK, CrossAttentionDims, FeedForwardDims, Self
 
 use crate::cross_attention;
 use crate::integers::{int4, integers};
-use crate::rounded::{assert_rounded_for_projections, cases, difference, exact, packed, rounds};
+use crate::rounded::{assert_rounded_for_projections, cases, difference, packed, rounds};
 use crate::self_attention::Case;
 use crate::skip::skip;
 use crate::stored::{Narrow, Round, assert_same, compute, feed_forward, narrow_inputs, rounded_matrices};
 use crate::support::{Random, Threads, bits};
 
-pub(crate) fn quantizing() -> Prepared {
-    Prepared::new(Instructions::Avx512).with_accuracy(AccuracyLevel::Int8)
+/// Vectors of 8 lanes, and of 16 where the processor has them.
+pub(crate) const LIMITS: [Instructions; 2] = [Instructions::AvxVnni, Instructions::Avx512];
+
+pub(crate) fn quantizing(limit: Instructions) -> Prepared {
+    Prepared::new(limit).with_accuracy(AccuracyLevel::Int8)
+}
+
+fn keeping(limit: Instructions) -> Prepared {
+    Prepared::new(limit).with_accuracy(AccuracyLevel::Activations)
 }
 
 /// Makes matrices integers.
 pub(crate) type Rounding = fn(&mut [f32], [usize; 2]) -> Narrow;
 
-/// The types of integers for which rows are rounded, or those for which they are not; a word for each of the others.
-pub(crate) fn types(rounded: bool) -> impl Iterator<Item = Rounding> {
+/// Most instructions, and the types of integers for which rows are rounded then, or those for which they are not; a
+/// word for each of the others.
+pub(crate) fn types(rounded: bool) -> impl Iterator<Item = (Instructions, Rounding)> {
     let types: [(Rounding, _, _); 2] = [
         (integers, WeightData::I8 { values: &[], scales: &[] }, "rows beside int8"),
         (int4, WeightData::I4(Int4 { values: &[], scales: &[] }), "rows beside int4"),
     ];
-    types.into_iter().filter_map(move |(round, weights, what)| {
-        let serves = quantizing().rounds_rows(weights) == rounded;
+    let all = LIMITS.into_iter().flat_map(move |limit| types.map(|kind| (limit, kind)));
+    all.filter_map(move |(limit, (round, weights, what))| {
+        let serves = quantizing(limit).rounds_rows(weights) == rounded;
         if !serves {
-            skip(&format!("this processor {} {what}", if rounded { "does not round" } else { "rounds" }));
+            let rounds = if rounded { "does not round" } else { "rounds" };
+            skip(&format!("this processor {rounds} {what} up to {limit:?}"));
         }
-        serves.then_some(round)
+        serves.then_some((limit, round))
     })
 }
 
@@ -72,8 +82,8 @@ fn to_bf16(value: f32) -> f32 {
 /// Where the router reads what is not rounded, rounding the hidden states before the call changes no bit of it.
 #[test]
 fn hidden_states_are_rounded_for_projections_and_not_for_the_router() {
-    let prepared = quantizing();
-    for (mut case, round) in all_cases().flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
+    for (mut case, (limit, round)) in all_cases().flat_map(|case| types(true).map(move |kind| (case.clone(), kind))) {
+        let prepared = quantizing(limit);
         with_whole_scales(&mut case.hidden_states, case.dims.width);
         let matrices = rounded_matrices(&mut case, round);
         assert_rounded_for_projections(&mut case, &matrices, &prepared, |rows| round_rows(rows));
@@ -88,12 +98,12 @@ pub(crate) fn assert_rounded(outputs: [&[f32]; 2], what: &dyn std::fmt::Debug) {
 
 #[test]
 fn outputs_differ_by_what_rounding_explains() {
-    let prepared = quantizing();
-    for (mut case, round) in all_cases().flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
+    for (mut case, (limit, round)) in all_cases().flat_map(|case| types(true).map(move |kind| (case.clone(), kind))) {
+        let prepared = quantizing(limit);
         case.attention_mask.fill(1);
         let matrices = rounded_matrices(&mut case, round);
         let inputs = narrow_inputs(&case, &matrices);
-        let [found, exact] = [&prepared, &exact()].map(|prepared| compute(&case, &inputs, prepared));
+        let [found, exact] = [&prepared, &keeping(limit)].map(|prepared| compute(&case, &inputs, prepared));
         assert_rounded([&found.output, &exact.output], &case.dims);
         if case.dims.past == 0 {
             assert_rounded([&found.present_value, &exact.present_value], &case.dims);
@@ -104,8 +114,8 @@ fn outputs_differ_by_what_rounding_explains() {
 /// Where processors multiply bf16, keys and values of many tokens are rounded too: doing so before changes no bit.
 #[test]
 fn cross_attention_rounds_its_rows() {
-    let prepared = quantizing();
-    for (seed, round) in (0..10).flat_map(|seed| types(true).map(move |round| (seed, round))) {
+    for (seed, (limit, round)) in (0..10).flat_map(|seed| types(true).map(move |kind| (seed, kind))) {
+        let prepared = quantizing(limit);
         let tokens = if seed % 2 == 0 { 1 } else { 30 };
         let dims =
             CrossAttentionDims { batch: 2, tokens, keys: 20, width: 45, experts: 5, top_k: 2, kv_heads: 2, head: 16 };
@@ -113,12 +123,12 @@ fn cross_attention_rounds_its_rows() {
         let query = round(&mut case.query_weight, [45, 32]);
         let output = round(&mut case.output_weight, [32, 45]);
         let compute = |prepared| case.compute_with(prepared, [query.data(), output.data()], &Sequential);
-        let ([found, exact], alike) = ([&prepared, &exact()].map(compute), case.compute(&Sequential));
+        let ([found, exact], alike) = ([&prepared, &keeping(limit)].map(compute), case.compute(&Sequential));
         assert_eq!((&found.1, &found.2), (&alike.1, &alike.2));
         if exact.0.iter().any(|value| *value != 0.0) {
             assert_rounded([&found.0, &exact.0], &seed);
         }
-        let many = tokens > 1 && rounds();
+        let many = tokens > 1 && limit >= Instructions::Avx512 && rounds();
         [&mut case.key, &mut case.value].into_iter().flatten().for_each(|value| *value = to_bf16(*value));
         let after = case.compute_with(&prepared, [query.data(), output.data()], &Sequential);
         assert_eq!(bits(&after.0) == bits(&found.0), many || after.0.iter().all(|value| *value == 0.0), "{seed}");
@@ -128,11 +138,11 @@ fn cross_attention_rounds_its_rows() {
 /// Rows of hidden states and of hidden values, of both halves where gated, of many tokens and of one.
 #[test]
 fn feed_forward_rounds_its_rows() {
-    types(true).for_each(feed_forward_rounds);
+    types(true).for_each(|(limit, round)| feed_forward_rounds(limit, round));
 }
 
-fn feed_forward_rounds(round: impl Round) {
-    let prepared = quantizing();
+fn feed_forward_rounds(limit: Instructions, round: impl Round) {
+    let prepared = quantizing(limit);
     for (gated, tokens, hidden) in [(false, 50, 73), (true, 50, 64), (true, 50, 73), (false, 1, 64), (true, 1, 73)] {
         let (mut random, columns) = (Random(tokens as u64), if gated { 2 * hidden } else { hidden });
         let dims = FeedForwardDims { batch: 1, tokens, width: 67, experts: 5, top_k: 2, hidden };
@@ -154,7 +164,7 @@ fn feed_forward_rounds(round: impl Round) {
             feed_forward(&dims, gated, &inputs, prepared)
         };
         let before = compute(&hidden_states, &prepared);
-        assert_rounded([&before, &compute(&hidden_states, &exact())], &(gated, tokens));
+        assert_rounded([&before, &compute(&hidden_states, &keeping(limit))], &(gated, tokens));
         round_rows(&mut hidden_states);
         assert_eq!(bits(&compute(&hidden_states, &prepared)), bits(&before), "{gated} {tokens}");
     }
@@ -163,9 +173,9 @@ fn feed_forward_rounds(round: impl Round) {
 /// A token that is not a number is none of another's business.
 #[test]
 fn a_row_that_is_not_a_number_stays_alone() {
-    let prepared = quantizing();
     let all = all_cases().filter(|case| case.dims.batch == 1 && case.dims.tokens > 1);
-    for (mut case, round) in all.flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
+    for (mut case, (limit, round)) in all.flat_map(|case| types(true).map(move |kind| (case.clone(), kind))) {
+        let prepared = quantizing(limit);
         let seen = (case.dims.tokens - 1) * case.dims.width;
         (case.attributes.causal, case.rotation) = (true, None);
         case.attention_mask.fill(1);
@@ -181,12 +191,12 @@ fn a_row_that_is_not_a_number_stays_alone() {
 
 #[test]
 fn threads_and_packing_change_no_bit() {
-    for (mut case, round) in all_cases().flat_map(|case| types(true).map(move |round| (case.clone(), round))) {
+    for (mut case, (limit, round)) in all_cases().flat_map(|case| types(true).map(move |kind| (case.clone(), kind))) {
         let matrices = rounded_matrices(&mut case, round);
         let inputs = narrow_inputs(&case, &matrices);
-        let expected = compute(&case, &inputs, &quantizing());
-        let prepared = packed(&case, quantizing(), &inputs);
-        assert!(prepared.thread_bytes() > packed(&case, exact(), &inputs).thread_bytes());
+        let expected = compute(&case, &inputs, &quantizing(limit));
+        let prepared = packed(&case, quantizing(limit), &inputs);
+        assert!(prepared.thread_bytes() > packed(&case, keeping(limit), &inputs).thread_bytes());
         for threads in [1, 2, 3, 8] {
             assert_same(&case.compute_with(&prepared, &Threads(threads)), &expected);
         }
@@ -196,22 +206,22 @@ fn threads_and_packing_change_no_bit() {
 /// What a processor multiplies as fast as it is stays so.
 #[test]
 fn integers_that_are_not_faster_have_rows_as_they_are() {
-    for round in types(false) {
+    for (limit, round) in types(false) {
         for mut case in all_cases() {
             let matrices = rounded_matrices(&mut case, round);
             let inputs = narrow_inputs(&case, &matrices);
-            assert_same(&compute(&case, &inputs, &quantizing()), &compute(&case, &inputs, &exact()));
+            assert_same(&compute(&case, &inputs, &quantizing(limit)), &compute(&case, &inputs, &keeping(limit)));
         }
     }
 }
 
 #[test]
 fn floats_have_rows_as_they_are() {
-    let prepared = quantizing();
-    for mut case in all_cases() {
-        assert_same(&compute(&case, &case.inputs(), &prepared), &compute(&case, &case.inputs(), &exact()));
+    for (limit, mut case) in LIMITS.into_iter().flat_map(|limit| all_cases().map(move |case| (limit, case))) {
+        let prepared = quantizing(limit);
+        assert_same(&compute(&case, &case.inputs(), &prepared), &compute(&case, &case.inputs(), &keeping(limit)));
         let matrices = rounded_matrices(&mut case, |values, _| Narrow::round(values, true));
         let inputs = narrow_inputs(&case, &matrices);
-        assert_same(&compute(&case, &inputs, &prepared), &compute(&case, &inputs, &exact()));
+        assert_same(&compute(&case, &inputs, &prepared), &compute(&case, &inputs, &keeping(limit)));
     }
 }

@@ -92,7 +92,7 @@ fn threads_share_the_tiles_of_a_head() {
     let case = lm_head::Case::random(&mut Random(1), [1, 2, 3, 260]);
     let types: [Rounding; 2] = [integers, int4];
     for (_, narrow) in types.map(|round| case.rounded(round)) {
-        for prepared in [Prepared::default(), quantizing()] {
+        for prepared in [Prepared::default(), quantizing(Instructions::Avx512), quantizing(Instructions::AvxVnni)] {
             let compute = |pool: &dyn ThreadPool| bits(&case.compute(&prepared, narrow.data(), pool));
             assert_eq!(compute(&Threads(2)), compute(&Sequential));
         }

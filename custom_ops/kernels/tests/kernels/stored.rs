@@ -46,8 +46,8 @@ impl Narrow {
     }
 }
 
-pub(crate) const LEVELS: [Instructions; 4] =
-    [Instructions::Portable, Instructions::Avx2, Instructions::Avx512, Instructions::Amx];
+pub(crate) const LEVELS: [Instructions; 5] =
+    [Instructions::Portable, Instructions::Avx2, Instructions::AvxVnni, Instructions::Avx512, Instructions::Amx];
 
 pub(crate) fn self_case(seed: u64) -> Case {
     let mut random = Random(seed);
