@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tempfile::{Builder, NamedTempFile, TempDir, TempPath};
+use tempfile::{Builder, NamedTempFile, PathPersistError, TempDir, TempPath};
 
 use crate::{
     files::{folder_of, in_folder},
@@ -260,7 +260,8 @@ impl Staging {
         let mut moved = Vec::new();
         for (file, target) in files {
             let place = new_folder.path().join(target.file_name().unwrap_or_default());
-            persist(file, &place, &target, self.force)?;
+            // Nobody else knows the new folder.
+            file.persist(&place).map_err(|error| WriteError::io(&target)(error.error))?;
             moved.push((place, target));
         }
         sync_folder(new_folder.path()).map_err(WriteError::io(&self.folder))?;
@@ -282,6 +283,7 @@ impl Staging {
     }
 
     fn move_files(&self, files: Vec<(TempPath, PathBuf)>) -> Result<(), WriteError> {
+        let _lock = lock(&self.folder);
         let old = if self.force { SetAside::begin(&files)? } else { SetAside::default() };
         for (file, target) in files {
             let place = self.folder.join(target.file_name().unwrap_or_default());
@@ -344,13 +346,34 @@ fn check_no_link(path: &Path) -> Result<(), WriteError> {
     Err(WriteError::Link { path: path.into(), is_dangling: !path.exists(), target })
 }
 
+/// Keeps others who replace files of this folder from doing so at the same time, or one of them would leave its model
+/// beside the weights of the other; no lock where the folder cannot be opened for reading or knows none.
+fn lock(folder: &Path) -> Option<fs::File> {
+    fs::File::open(folder).ok().filter(|folder| folder.lock().is_ok())
+}
+
 /// Gives a file, which will be known as `target`, the name `place`.
 fn persist(file: TempPath, place: &Path, target: &Path, force: bool) -> Result<(), WriteError> {
-    let moved = if force { file.persist(place) } else { file.persist_noclobber(place) };
+    let moved = match force {
+        true => file.persist(place),
+        false => file.persist_noclobber(place).or_else(|refused| persist_plainly(refused, place)),
+    };
     moved.map_err(|error| match error.error.kind() {
         io::ErrorKind::AlreadyExists => WriteError::Exists { path: target.into() },
         _ => WriteError::io(target)(error.error),
     })
+}
+
+/// Gives a file a name that is free where the file system has no way to do so that also sees to this.
+fn persist_plainly(refused: PathPersistError, place: &Path) -> Result<(), PathPersistError> {
+    let is_free = || place.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    if is_missing(&refused.error) && is_free() { refused.path.persist(place) } else { Err(refused) }
+}
+
+/// Whether the operating system may have refused something because the file system does not have it.
+fn is_missing(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
 }
 
 /// Whether a folder could not be given its name because somebody else has made one of that name meanwhile.
@@ -383,9 +406,13 @@ fn temporary_folder(folder: &Path) -> Result<TempDir, WriteError> {
     builder.tempdir_in(parent).map_err(WriteError::io(folder))
 }
 
+/// Makes names in a folder outlast a loss of power, where its file system can do that and the folder may be read.
 #[cfg(unix)]
 fn sync_folder(folder: &Path) -> io::Result<()> {
-    fs::File::open(folder)?.sync_all()
+    match fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if is_missing(&error) => Ok(()),
+        done => done,
+    }
 }
 
 #[cfg(not(unix))]
@@ -424,6 +451,48 @@ mod tests {
             assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with('.')), "{}", folder.display());
         }
     }
+
+    /// The last one that moves its files moves all of them.
+    #[test]
+    fn files_of_two_that_replace_them_at_once_are_not_mixed() {
+        let root = tempfile::tempdir().unwrap();
+        let names = ["m.data", "m.onnx"];
+        let replace = |text: &str| {
+            let mut staging = Staging::begin(root.path(), &names.map(str::to_owned), true).unwrap();
+            names.iter().for_each(|name| staging.write(name, text.as_bytes()).unwrap());
+            staging.commit().unwrap();
+        };
+        for _ in 0..30 {
+            std::thread::scope(|scope| ["1", "2", "3"].map(|text| scope.spawn(move || replace(text))).len());
+            let [data, model] = names.map(|name| fs::read_to_string(root.path().join(name)).unwrap());
+            assert_eq!(data, model);
+        }
+    }
+
+    #[test]
+    fn a_file_system_that_renames_plainly_serves_where_a_name_is_free() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("a");
+        let refused = |kind: io::ErrorKind, text: &str| {
+            let mut file = NamedTempFile::new_in(root.path()).unwrap();
+            io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+            PathPersistError { error: kind.into(), path: file.into_temp_path() }
+        };
+        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::AlreadyExists];
+        assert!(kinds.into_iter().all(|kind| persist_plainly(refused(kind, "0"), &place).is_err() && !place.exists()));
+        persist_plainly(refused(io::ErrorKind::Unsupported, "1"), &place).unwrap();
+        assert!(persist_plainly(refused(io::ErrorKind::Unsupported, "2"), &place).is_err());
+        assert_eq!(fs::read_to_string(&place).unwrap(), "1");
+    }
+
+    #[test]
+    fn a_folder_that_is_gone_is_not_synced() {
+        let root = tempfile::tempdir().unwrap();
+        sync_folder(root.path()).unwrap();
+        assert!(sync_folder(&root.path().join("gone")).is_err());
+        assert!(is_missing(&io::ErrorKind::PermissionDenied.into()) && !is_missing(&io::ErrorKind::StorageFull.into()));
+    }
+
     /// The second file can neither be replaced nor set aside: a folder of its name has come meanwhile.
     #[test]
     fn old_files_stay_where_new_ones_cannot_replace_all_of_them() {
