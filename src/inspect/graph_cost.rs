@@ -23,7 +23,7 @@ use crate::{
             tensor_shape_proto::{Dimension, dimension},
             type_proto,
         },
-        read::operator_input,
+        read::{LONGEST_CHAIN, operator_input},
     },
 };
 
@@ -173,7 +173,7 @@ impl<'a> Walk<'a> {
 
     /// The weight behind a value, where nothing but its type or its axes' order was changed since.
     fn weight(&self, mut value: &'a str) -> Option<&'a TensorProto> {
-        loop {
+        for _ in 0..LONGEST_CHAIN {
             if let Some(tensor) = self.initializers.get(value) {
                 return Some(tensor);
             }
@@ -181,6 +181,7 @@ impl<'a> Walk<'a> {
             let passes = matches!(node.op_type.as_str(), "Cast" | "DequantizeLinear" | "Identity" | "Transpose");
             value = node.input.first().filter(|_| passes && node.domain.is_empty())?;
         }
+        None
     }
 
     fn part_of(&self, tensor: &str, is_looked_up: bool) -> &'static str {
@@ -292,7 +293,10 @@ impl<'a> Walk<'a> {
     fn factor(&self, value: &str) -> Option<&'a TensorProto> {
         let mut node = self.producers.get(value)?;
         let is_scaled = is_rounding(node) || node.op_type == "Mul";
-        while is_rounding(node) || node.op_type == "Mul" {
+        for _ in 0..LONGEST_CHAIN {
+            if !is_rounding(node) && node.op_type != "Mul" {
+                break;
+            }
             node = self.producers.get(node.input.first()?.as_str())?;
         }
         self.matrix(node).filter(|_| !is_scaled || node.op_type.contains("Integer") || node.op_type.starts_with('Q'))
@@ -300,8 +304,9 @@ impl<'a> Walk<'a> {
 
     /// The value that `value` was before it was rounded.
     fn unrounded(&self, mut value: &'a str) -> &'a str {
-        while let Some(node) = self.producers.get(value).filter(|node| is_rounding(node)) {
-            let Some(before) = node.input.first() else { break };
+        for _ in 0..LONGEST_CHAIN {
+            let node = self.producers.get(value).filter(|node| is_rounding(node));
+            let Some(before) = node.and_then(|node| node.input.first()) else { break };
             value = before;
         }
         value
@@ -415,7 +420,7 @@ impl<'a> Walk<'a> {
 
     /// Heads of values `[batch, heads, length, size]`: of an input, or of what is transposed or appended to a past.
     fn heads_of(&self, mut values: &'a str) -> Option<u64> {
-        loop {
+        for _ in 0..LONGEST_CHAIN {
             if let Some(dims) = self.input_dims.get(values) {
                 return dims.get(1).copied().flatten();
             }
@@ -429,6 +434,7 @@ impl<'a> Walk<'a> {
                 _ => return None,
             }
         }
+        None
     }
 
     fn dense_attention(

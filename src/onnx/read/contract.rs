@@ -6,7 +6,7 @@ use moa_schema::{
 };
 
 use super::error::{Fault, shown};
-use super::operator_node::operator_of;
+use super::operator_node::{input, operator_of, present_inputs};
 use crate::onnx::proto::{FunctionProto, NodeProto, tensor_proto::DataType};
 
 const FROM_AN_EXPORT: &str = "give a file that moa-export has written";
@@ -33,7 +33,7 @@ pub(super) fn check(
         return Err(refused_version(&shown(&written)));
     }
     let malformed = |text: String| Fault::malformed(text).help(FROM_AN_EXPORT);
-    let present = source.int(PRESENT_INPUTS).filter(|mask| *mask != 0);
+    let present = present_inputs(node);
     check_parameters(node, operator, present).map_err(malformed)?;
     check_scales(node, operator, present, type_of).map_err(malformed)?;
     if node.find_attribute(ACCURACY_LEVEL).is_some_and(|attribute| attribute.i.is_none()) {
@@ -74,16 +74,6 @@ fn check_parameters(node: &NodeProto, operator: &Operator, mask: Option<i64>) ->
         Some((_, input)) => Err(format!("the input `{}` is missing", input.name)),
         None => Ok(()),
     }
-}
-
-/// What `node` reads as its input `index`, where it reads one.
-fn input(node: &NodeProto, mask: Option<i64>, index: usize) -> Option<&str> {
-    let place = match mask {
-        Some(mask) if mask >> index & 1 == 0 => return None,
-        Some(mask) => (mask & ((1 << index) - 1)).count_ones() as usize,
-        None => index,
-    };
-    node.input.get(place).map(String::as_str).filter(|name| !name.is_empty())
 }
 
 /// Refuses integers without scales, scales beside floats, and scales or matrices of another type than they go with.

@@ -1,6 +1,6 @@
 //! Nodes of our operators, and the names by which routing leaves a graph.
 
-use moa_schema::{DOMAIN, OPERATORS, Operator};
+use moa_schema::{DOMAIN, OPERATORS, Operator, PRESENT_INPUTS};
 
 use crate::onnx::proto::NodeProto;
 
@@ -12,8 +12,27 @@ pub(crate) fn operator_of(node: &NodeProto) -> Option<&'static Operator> {
 /// What a node of ours reads as its parameter `parameter`, where it reads one.
 pub(crate) fn operator_input<'a>(node: &'a NodeProto, parameter: &str) -> Option<&'a str> {
     let index = operator_of(node)?.inputs.iter().position(|input| input.name == parameter)?;
-    node.input.get(index).map(String::as_str).filter(|name| !name.is_empty())
+    input(node, present_inputs(node), index)
 }
+
+/// Which inputs of its operator a node has whose inputs were moved together, a bit for each.
+pub(super) fn present_inputs(node: &NodeProto) -> Option<i64> {
+    node.find_attribute(PRESENT_INPUTS)?.i.filter(|mask| *mask != 0)
+}
+
+/// What `node` reads as the input `index` of its operator, where it reads one.
+pub(super) fn input(node: &NodeProto, present: Option<i64>, index: usize) -> Option<&str> {
+    let place = match present {
+        Some(mask) if mask >> index & 1 == 0 => return None,
+        Some(mask) => (mask & ((1 << index) - 1)).count_ones() as usize,
+        None => index,
+    };
+    node.input.get(place).map(String::as_str).filter(|name| !name.is_empty())
+}
+
+/// Most nodes through which a value is followed to what it was before: exports have four at most, and without an end
+/// the work for a file of many such nodes would be their square.
+pub(crate) const LONGEST_CHAIN: usize = 16;
 
 /// What a router reads: the input of its own, or where there is none the hidden states.
 pub(crate) const READ_BY_ROUTERS: [&str; 2] = ["router_input", "hidden_states"];
@@ -27,6 +46,7 @@ pub(crate) fn module_of(node: &NodeProto) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::onnx::proto::AttributeProto;
 
     #[test]
     fn an_operator_is_ours_in_our_domain_alone() {
@@ -38,9 +58,17 @@ mod tests {
             ..NodeProto::default()
         };
         assert_eq!(operator_of(&node("com.example")), None);
-        let node = node(DOMAIN);
+        let mut node = node(DOMAIN);
         assert_eq!((operator_of(&node).unwrap().name, module_of(&node)), ("MoASelfAttention", ""));
         let read = ["hidden_states", "attention_mask", "router_weight", "query_weight", "nothing"];
-        assert_eq!(read.map(|name| operator_input(&node, name)), [Some("x"), None, Some("r"), None, None]);
+        let found = |node: &NodeProto| read.map(|name| operator_input(node, name).map(str::to_owned));
+        assert_eq!(found(&node), [Some("x"), None, Some("r"), None, None].map(|name| name.map(str::to_owned)));
+        node.input.remove(1);
+        node.attribute.push(AttributeProto {
+            name: PRESENT_INPUTS.into(),
+            i: Some(0b101),
+            ..AttributeProto::default()
+        });
+        assert_eq!(found(&node), [Some("x"), None, Some("r"), None, None].map(|name| name.map(str::to_owned)));
     }
 }

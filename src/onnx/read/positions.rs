@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{OnnxFile, PositionTable, ValueInfo, operator_input};
+use super::{LONGEST_CHAIN, OnnxFile, PositionTable, ValueInfo, operator_input};
 use crate::{
     metadata,
     onnx::proto::{NodeProto, tensor_proto::DataType},
@@ -110,8 +110,8 @@ impl OnnxFile {
     /// The input of the graph that `name` is, or was before casts.
     pub(super) fn graph_input_behind(&self, name: &str) -> Option<String> {
         let mut name = name;
-        // Nodes are sorted, so that a chain of casts ends.
-        while let Some(node) = self.producer(name) {
+        for _ in 0..LONGEST_CHAIN {
+            let Some(node) = self.producer(name) else { break };
             name = node.input.first().filter(|_| node.op_type == "Cast" && node.domain.is_empty())?;
         }
         let is_input = self.initializer(name).is_none() && self.inputs().iter().any(|input| input.name == name);
