@@ -47,9 +47,6 @@ pub struct Moment {
     /// Load averages of 1, 5 and 15 minutes.
     #[serde(rename = "load_averages")]
     pub load: Option<[f64; 3]>,
-    /// Share of all processor time that other machines took since the machine started.
-    #[serde(rename = "stolen_share")]
-    pub stolen: Option<f64>,
     /// Most resident memory of this process so far, in bytes (`VmHWM`).
     #[serde(rename = "peak_memory_bytes")]
     pub peak_memory: Option<u64>,
@@ -68,6 +65,9 @@ pub struct Ticks {
     pub busy: u64,
     /// In which this process ran.
     pub own: u64,
+    /// That other machines took.
+    #[serde(default)]
+    pub stolen: u64,
 }
 
 impl Machine {
@@ -111,7 +111,6 @@ impl Moment {
         let status = text("/proc/self/status");
         Self {
             load: text("/proc/loadavg").as_deref().and_then(load),
-            stolen: text("/proc/stat").as_deref().and_then(stolen),
             peak_memory: status.as_deref().and_then(|text| kilobytes(text, "VmHWM")),
             ticks: status.as_deref().and_then(|text| {
                 let usable = fields(text, "Cpus_allowed_list").next().and_then(cpus)?;
@@ -128,6 +127,13 @@ impl Ticks {
         let since = |of: fn(&Self) -> u64| of(self).checked_sub(of(before));
         let (all, busy, own) = (since(|ticks| ticks.all)?, since(|ticks| ticks.busy)?, since(|ticks| ticks.own)?);
         (all > 0).then(|| busy.saturating_sub(own) as f64 / all as f64 * self.cpus as f64)
+    }
+
+    /// How many processors other machines took on average since `before`; `None` where no time has passed.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn stolen_since(&self, before: &Self) -> Option<f64> {
+        let (all, stolen) = (self.all.checked_sub(before.all)?, self.stolen.checked_sub(before.stolen)?);
+        (all > 0).then(|| stolen as f64 / all as f64 * self.cpus as f64)
     }
 }
 
@@ -197,7 +203,7 @@ fn cpus(list: &str) -> Option<BTreeSet<usize>> {
 }
 
 /// The lines of the processors `usable` in `/proc/stat`, beside user and system time of `/proc/self/stat`. Idle is the
-/// fourth number and waiting for a disk the fifth; time that other machines took, the eighth, is nobody's here.
+/// fourth number and waiting for a disk the fifth; time that other machines took, the eighth, is no program's here.
 fn ticks(stat: &str, own: &str, usable: &BTreeSet<usize>) -> Option<Ticks> {
     let mut ticks = Ticks::default();
     for line in stat.lines() {
@@ -209,6 +215,7 @@ fn ticks(stat: &str, own: &str, usable: &BTreeSet<usize>) -> Option<Ticks> {
         let times: Vec<u64> = words.take(8).map(str::parse).collect::<Result<_, _>>().ok()?;
         ticks.cpus += 1;
         ticks.all += times.iter().sum::<u64>();
+        ticks.stolen += times.get(7).copied().unwrap_or(0);
         ticks.busy +=
             times.iter().enumerate().filter(|(place, _)| ![3, 4, 7].contains(place)).map(|(_, time)| time).sum::<u64>();
     }
@@ -216,15 +223,6 @@ fn ticks(stat: &str, own: &str, usable: &BTreeSet<usize>) -> Option<Ticks> {
     let times = behind_name.split_whitespace().skip(11).take(2).map(|time| time.parse::<u64>().ok());
     ticks.own = times.sum::<Option<u64>>()?;
     (ticks.all > 0).then_some(ticks)
-}
-
-/// The eighth number of the line `cpu` beside the sum of the first eight.
-#[allow(clippy::cast_precision_loss)]
-fn stolen(text: &str) -> Option<f64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let numbers: Vec<u64> = line.split_whitespace().take(8).filter_map(|number| number.parse().ok()).collect();
-    let all: u64 = numbers.iter().sum();
-    Some(*numbers.get(7)? as f64 / all.max(1) as f64)
 }
 
 /// What the driver's own tool says; `None` where there is no such tool.
@@ -245,7 +243,6 @@ mod tests {
         assert_eq!(quota("150000 100000"), Some(1.5));
         assert_eq!(quota("max 100000"), None);
         assert_eq!(load("0.29 1.40 2.75 1/300 17"), Some([0.29, 1.4, 2.75]));
-        assert_eq!(stolen("cpu  70 0 10 0 0 0 0 20 5 0\ncpu0 1"), Some(0.2));
         assert_eq!(kilobytes("Name:\tx\nVmHWM:\t  12 kB\n", "VmHWM"), Some(12 * 1024));
         assert_eq!(pretty_name("ID=x\nPRETTY_NAME=\"An OS 1\"\n").as_deref(), Some("An OS 1"));
         assert_eq!(fields("cpu MHz\t: 2600.5\ncpu MHz : 1.0", "cpu MHz").collect::<Vec<_>>(), ["2600.5", "1.0"]);
@@ -263,9 +260,11 @@ mod tests {
             ticks(&stat, &own(user), &[1].into()).unwrap()
         };
         let before = at(100, 50, 60);
-        assert_eq!(before, Ticks { cpus: 1, all: 172, busy: 110, own: 65 });
+        assert_eq!(before, Ticks { cpus: 1, all: 172, busy: 110, own: 65, stolen: 7 });
         assert_eq!(at(180, 70, 100).of_others_since(&before), Some(0.4));
         assert_eq!(before.of_others_since(&before), None);
+        let stolen = Ticks { all: before.all + 50, stolen: before.stolen + 5, ..before };
+        assert_eq!([stolen, before].map(|after| after.stolen_since(&before)), [Some(0.1), None]);
         assert_eq!(ticks("cpu  1 2 3 4", &own(1), &[1].into()), None);
     }
 

@@ -112,6 +112,9 @@ pub fn now() -> u64 {
 /// weakness of a result.
 const MOST_OF_OTHERS: f64 = 0.1;
 
+/// The same of other machines, which do not keep to processors that are free.
+const MOST_STOLEN: f64 = 0.02;
+
 impl Receipt {
     /// Notes what is known after the last call, and what weakens the result.
     pub fn finish(&mut self) {
@@ -124,8 +127,8 @@ impl Receipt {
     fn weaknesses(&self) -> Vec<String> {
         let Self { machine, before, after, threads, .. } = self;
         let mut warnings = Vec::new();
-        let others = after.ticks.zip(before.ticks);
-        let others = others.and_then(|(after, before)| Some((after.cpus, after.of_others_since(&before)?)));
+        let ticks = after.ticks.zip(before.ticks);
+        let others = ticks.and_then(|(after, before)| Some((after.cpus, after.of_others_since(&before)?)));
         #[allow(clippy::cast_precision_loss)]
         let is_felt =
             |(cpus, took): &(usize, f64)| *took > cpus.saturating_sub(threads.onnx_runtime) as f64 + MOST_OF_OTHERS;
@@ -149,9 +152,9 @@ impl Receipt {
         {
             warnings.push(format!("a control group grants {quota:.2} processors only"));
         }
-        let stolen = after.stolen.zip(before.stolen).filter(|(after, before)| after - before > 1e-3);
-        if stolen.is_some() {
-            warnings.push("other machines took processor time while this ran".to_owned());
+        let stolen = ticks.and_then(|(after, before)| Some((after.cpus, after.stolen_since(&before)?)));
+        if let Some((cpus, took)) = stolen.filter(|(_, took)| *took > MOST_STOLEN) {
+            warnings.push(format!("other machines took {took:.2} of {cpus} processors while this ran"));
         }
         if let Some(count) = self.throttled.filter(|count| *count > 0) {
             warnings.push(format!("the processor was throttled {count} times while this ran"));
@@ -208,7 +211,7 @@ mod tests {
         let cpus = machine.usable_cpus;
         let busy = (others / cpus as f64 * 1000.0).round() as u64;
         let before = Moment { ticks: Some(Ticks::default()), ..Moment::default() };
-        let after = Moment { ticks: Some(Ticks { cpus, all: 1000, busy, own: 0 }), ..Moment::default() };
+        let after = Moment { ticks: Some(Ticks { cpus, all: 1000, busy, ..Ticks::default() }), ..Moment::default() };
         let threads = Threads { asked: Some(threads), onnx_runtime: threads, tract: 1 };
         Receipt { machine, before, after, threads, ..sample() }
     }
@@ -231,15 +234,14 @@ mod tests {
             ..quiet.clone()
         };
         let warnings = receipt(busy, 1.8, 4).weaknesses().join("\n");
-        let during = |after: Moment, throttled: u64| {
-            let before = Moment { stolen: Some(0.25), ..Moment::default() };
-            let receipt = receipt(quiet.clone(), 0.4, 4);
-            Receipt { before, after, throttled: Some(throttled), ..receipt }.weaknesses()
+        let during = |stolen: u64, throttled: u64| {
+            let mut receipt = receipt(quiet.clone(), 0.4, 4);
+            receipt.after.ticks.as_mut().unwrap().stolen = stolen;
+            Receipt { throttled: Some(throttled), ..receipt }.weaknesses()
         };
-        let stolen = |share| Moment { stolen: Some(share), ..Moment::default() };
-        assert_eq!(during(stolen(0.2505), 0), [""; 0]);
-        assert_eq!(during(stolen(0.252), 0), ["other machines took processor time while this ran"]);
-        assert_eq!(during(stolen(0.25), 3), ["the processor was throttled 3 times while this ran"]);
+        assert_eq!(during(2, 0), [""; 0]);
+        assert_eq!(during(3, 0), ["other machines took 0.02 of 8 processors while this ran"]);
+        assert_eq!(during(0, 3), ["the processor was throttled 3 times while this ran"]);
         for part in
             ["took 1.80 of 2 processors", "4 threads share 2", "powersave", "virtual machine", "1.50 processors"]
         {
