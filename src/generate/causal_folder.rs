@@ -166,7 +166,7 @@ impl CausalFolder {
         let settings = configs.settings();
         // Other programs may have left positions in the graph; an export without them takes rows of any length.
         let is_limited = names.positions.is_some() || !graph.is_export();
-        let context = configs.context()?.filter(|_| is_limited);
+        let context = configs.context()?.filter(|_| is_limited).into_iter().chain(graph.most_positions()).min();
         Ok(Self { names, caches, vocabulary, context, eos, pad, settings, graph })
     }
 }

@@ -102,8 +102,9 @@ impl Translator {
         }
         let graphs = Graphs::read(folder)?;
         let mut config = GenerationConfig::read(folder)?;
-        lower_to_tables(&mut config.max_source_positions, &graphs.encoder);
-        lower_to_tables(&mut config.max_target_positions, &graphs.decoder);
+        let fewer = |limit: Option<usize>, graph: &OnnxFile| limit.into_iter().chain(graph.most_positions()).min();
+        config.max_source_positions = fewer(config.max_source_positions, &graphs.encoder);
+        config.max_target_positions = fewer(config.max_target_positions, &graphs.decoder);
         let tokenizer = Tokenizer::read(folder, &config)?;
         check_vocabulary(folder, &graphs, &config, &tokenizer)?;
         let recording = options.profile.then(OrtTrace::begin).transpose()?;
@@ -301,12 +302,6 @@ impl Translator {
         }
         Ok(profile)
     }
-}
-
-/// A limit of tokens, and no more than `graph` has positions for.
-fn lower_to_tables(limit: &mut Option<usize>, graph: &OnnxFile) {
-    let tables = graph.position_tables().into_iter().map(|table| table.positions);
-    *limit = tables.chain(*limit).min();
 }
 
 /// Dictionaries, start symbol and graph must agree.

@@ -162,6 +162,30 @@ fn settings_of_generation_may_be_those_of_the_model() {
     assert_eq!(notes(&keys), "");
 }
 
+/// The graph has as many positions as it has, whatever files say, and where none says anything.
+#[test]
+fn a_text_ends_with_the_positions_of_its_graph() {
+    for form in [Form::Function, Form::Standard] {
+        for (lies, says) in [(true, "1000"), (false, "")] {
+            let folder = exported("jetmoe/bf16", form, false);
+            for name in ["config.json", "genai_config.json", "generation_config.json"] {
+                let path = out(&folder).join(name);
+                let Ok(text) = fs::read_to_string(&path) else { continue };
+                match lies {
+                    true => fs::write(&path, text.replace("256", says)).unwrap(),
+                    false => fs::remove_file(&path).unwrap(),
+                }
+            }
+            let mut generator = generator(&folder, OrtOperators::Library, 32);
+            assert_eq!(generator.context(), Some(256), "{form:?} {lies}");
+            let options = SamplingOptions { max_new: 300, ignore_eos: true, ..GREEDY };
+            let prompt = [Prompt::Tokens(vec![5; 250])];
+            let found = generator.generate(&prompt, &options).unwrap();
+            assert_eq!((found[0].tokens.len(), found[0].finish), (6, Finish::Length), "{form:?} {lies}");
+        }
+    }
+}
+
 /// A model without positions goes on behind the tokens that it was trained on at a time, 16 here.
 #[test]
 fn a_graph_without_positions_has_no_last_one() {

@@ -58,6 +58,14 @@ impl OnnxFile {
         tables.into_iter().map(|(name, rows)| PositionTable { name, positions: positions(rows) }).collect()
     }
 
+    /// Most positions of a row that every table of positions has, those of cosines and sines in standard operators
+    /// included; `None` where there is no such table.
+    pub fn most_positions(&self) -> Option<usize> {
+        let rotary = self.guarded_lookups().into_values().filter(|tables| tables.len() > 1);
+        let rows = rotary.flat_map(BTreeMap::into_values).map(|rows| usize::try_from(rows).unwrap_or_default());
+        self.position_tables().into_iter().map(|table| table.positions).chain(rows).min()
+    }
+
     /// Weight and indices of every `Gather` of rows.
     fn row_gathers(&self) -> impl Iterator<Item = (&String, &String)> {
         let gathers = self.nodes().filter(|node| node.op_type == "Gather" && node.domain.is_empty());
