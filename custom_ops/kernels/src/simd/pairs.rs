@@ -361,12 +361,14 @@ mod tests {
     #[test]
     fn every_level_multiplies_pairs() {
         for isa in every_isa() {
-            let (_, packed) = weights(6, 40, |i| (i % 7) as f32);
-            let left = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+            let (_, packed) = weights(6, 150, |i| (i % 7) as f32);
+            let left = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0, -1.0];
             let plain = Isa::at_most(Instructions::Portable);
-            let [found, expected] =
-                [isa, plain].map(|isa| product(isa, Left::new(&left, &[0], 6), &packed, [0, 40], Write::Replace));
-            assert_eq!(found, expected, "{isa:?}");
+            for starts in [&[0][..], &[0, 2, 1]] {
+                let left = Left::new(&left, starts, 6);
+                let [found, expected] = [isa, plain].map(|isa| product(isa, left, &packed, [0, 150], Write::Replace));
+                assert_eq!(found, expected, "{isa:?}");
+            }
         }
     }
 }

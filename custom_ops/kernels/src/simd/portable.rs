@@ -22,7 +22,7 @@ pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
             // SAFETY: every pointer is in bounds by the caller's promise; whole vectors of the right factor are
             // readable.
             unsafe {
-                let out = std::slice::from_raw_parts_mut(raw.out[row].add(column), count);
+                let out = std::slice::from_raw_parts_mut(raw.out[row].add(raw.first + column), count);
                 if raw.mode == Mode::Resume {
                     sums.iter_mut().zip(&*out).for_each(|(sum, before)| *sum = *raw.factors.add(row) * before);
                 }
@@ -36,7 +36,7 @@ pub(super) unsafe fn block<W: Element>(raw: &Raw<W>) {
                     right = right.wrapping_add(W::passed(inner, raw.stride));
                 }
                 if !raw.scales.is_null() {
-                    let scales = &*raw.scales.add(column).cast::<[f32; LANES]>();
+                    let scales = &*raw.scales.add(raw.first + column).cast::<[f32; LANES]>();
                     sums.iter_mut().zip(scales).for_each(|(sum, scale)| *sum *= scale);
                 }
                 for (out, sum) in out.iter_mut().zip(sums) {
