@@ -313,7 +313,9 @@ impl CheckpointError {
             Self::NoModel { is_export: true, .. } => {
                 "an exported model is no checkpoint: give the folder or file that was trained"
             }
-            Self::NoModel { .. } => "give a folder that holds one of them, or the file itself",
+            Self::NoModel { .. } => {
+                "give the file itself, as a `checkpoint_best.pt` of fairseq, or a folder that holds one of them"
+            }
             Self::NoIndex { .. } => "copy or download the index beside the shards; rename what is a whole model",
             Self::OneShard { .. } => "give the folder that holds them all",
             Self::SeveralModels { .. } => "give the file itself, or keep only one of them in the folder",

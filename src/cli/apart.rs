@@ -60,12 +60,12 @@ fn is_of(output: &Path, input: &Path) -> bool {
     output.parent() == Some(&input) && output.exists() && (is_part() || is_data())
 }
 
-fn files_of(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn files_of(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
 /// Whether the model in the file `input` keeps weights in the file `output`, whatever that is called.
-fn is_data_of(output: &Path, input: &Path) -> bool {
+pub(super) fn is_data_of(output: &Path, input: &Path) -> bool {
     let reads_data =
         || read_model(input).is_ok_and(|model| model.data_files().iter().any(|data| place(data) == output));
     has_ending(input, "onnx") && reads_data()

@@ -67,7 +67,7 @@ pub(super) enum Command {
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArguments {
-    /// `.safetensors`, `.pt` or `.bin` file, or a folder of such files and config.json
+    /// A Hugging Face folder, or a `.safetensors`, `.pt` or `.bin` file
     pub(super) checkpoint: PathBuf,
     /// Model file (`model.onnx`) or folder to write; an encoder-decoder needs a folder
     #[arg(short, long, value_name = "OUT", value_parser = written())]

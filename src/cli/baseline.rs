@@ -24,7 +24,7 @@ use crate::{
     checkpoint::read_config,
     export::{ExportOptions, export_model_watched},
     file_names::{GRAPHS, data_file, graph_file},
-    shell::word,
+    shell::path_word,
 };
 
 const DETAILS: &str = "\
@@ -122,7 +122,10 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     ending.done();
     print_result(&match arguments.json {
         true => document(Kind::Baseline, report_json(&report, &options)),
-        false => format!("{}next: moa-export inspect {}\n", wrote(&report), word(arguments.output.display())),
+        false => {
+            let next = path_word(&arguments.output).map(|path| format!("next: moa-export inspect {path}\n"));
+            wrote(&report) + &next.unwrap_or_default()
+        }
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,6 +10,7 @@ use moa_schema::GateMode;
 
 use super::{
     Failure,
+    apart::{files_of, is_data_of, place},
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     document::{Kind, document},
     note, note_of_keys, open_checkpoint,
@@ -25,7 +26,7 @@ use crate::text::{HubTokenizer, TOKENIZER_FILE};
 use crate::{
     backend::operator_library_to_copy,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
-    file_names::{ENCODER, GENAI_CONFIG, GRAPHS, data_file, graph_file},
+    file_names::{DATA, ENCODER, GENAI_CONFIG, GRAPHS, data_file, graph_file},
     files::folder_of,
     shell::path_word,
     side_files,
@@ -56,7 +57,10 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     note_of_tokenizer(&report);
     note_of_library(&report, arguments);
     note_of_old_data(&report);
-    if arguments.output.is_dir() && !same_folder(&arguments.output, &arguments.checkpoint) {
+    if arguments.force {
+        note_of_models_of_replaced_data(&report);
+    }
+    if arguments.output.is_dir() && !side_files::is_own_folder(&arguments.output, &files) {
         note_of_old_files(&report, &arguments.output);
     }
     if !arguments.verify {
@@ -234,8 +238,18 @@ fn note_of_old_data(report: &ExportReport) {
     }
 }
 
-fn same_folder(one: &Path, other: &Path) -> bool {
-    one.canonicalize().ok().zip(other.canonicalize().ok()).is_some_and(|(one, other)| one == other)
+/// Names other models that read files of weights which this export has written.
+fn note_of_models_of_replaced_data(report: &ExportReport) {
+    let written: Vec<PathBuf> = report.files.iter().map(|file| place(&file.path)).collect();
+    let paths = report.files.iter().map(|file| file.path.as_path());
+    for data in paths.filter(|path| path.to_string_lossy().ends_with(DATA)) {
+        let mut models = files_of(folder_of(data));
+        models.retain(|model| !written.contains(&place(model)) && is_data_of(&place(data), model));
+        models.sort();
+        for model in models {
+            note(&format!("{} reads {}, which was written anew: make it again", model.display(), data.display()));
+        }
+    }
 }
 
 /// Names files of a folder that other programs and `generate` read, and that this export did not write there; the paths
@@ -247,9 +261,12 @@ fn note_of_old_files(report: &ExportReport, folder: &Path) {
     for data in gone.map(|graph| folder.join(data_file(graph))).filter(|data| data.is_file()) {
         note_of_unread(&data);
     }
-    let names = graphs.iter().cloned().chain(side_files::names().map(PathBuf::from));
-    for path in names.map(|name| folder.join(name)).filter(|path| path.is_file() && !is_written(path)) {
+    let is_left = |path: &PathBuf| path.is_file() && !is_written(path);
+    for path in graphs.iter().map(|graph| folder.join(graph)).filter(is_left) {
         note(&format!("{} is of an earlier export, and would be read with this one: remove it", path.display()));
+    }
+    for path in side_files::names().map(|name| folder.join(name)).filter(is_left) {
+        note(&format!("{} was there before, and is read with this export: remove it if it is no part", path.display()));
     }
 }
 

@@ -37,7 +37,8 @@ use crate::{
 };
 
 const DETAILS: &str = "\
-The file that is written holds the same weights and computes the same values. Bodies of our operators are gone, their \
+The file that is written holds the same weights and computes the same values, but that of an export in bf16 rounds what \
+our operators read and give to bf16. Bodies of our operators are gone, their \
 nodes name the plugin, an attribute lists the inputs that are present where one is absent before them, and outputs that nobody reads are cut. The form \
 `standard` is not prepared: TensorRT takes it as it is. The plugin is built by `cargo xtask tensorrt`.
 

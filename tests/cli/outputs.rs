@@ -117,6 +117,18 @@ fn what_was_just_written_is_of_no_earlier_export() {
 }
 
 #[test]
+fn models_of_weights_that_were_replaced_are_named() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx --external-data always");
+    scene.accepts("prepare m.onnx -o m.trt.onnx");
+    let outcome = scene.moa("ck -o m.onnx --external-data always --form fused --force");
+    let notes: Vec<_> = outcome.stderr.lines().collect();
+    assert!(outcome.code == Some(0) && notes.len() == 1, "{notes:?}");
+    let told = ["m.trt.onnx reads ", "m.onnx.data, which was written anew: make it again"];
+    assert!(told.iter().all(|part| notes[0].contains(part)), "{notes:?}");
+}
+
+#[test]
 fn what_an_earlier_export_left_is_named() {
     let scene = Scene::with(&Model::translator());
     let library = format!("{}moa_ort{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
@@ -408,6 +420,8 @@ fn a_translator_without_its_dictionary_says_what_is_missing() {
     let outcome = scene.moa("ck -o other --dict words.txt");
     assert!(outcome.code == Some(0) && !outcome.stdout.contains(told), "{}", outcome.stdout);
     let outcome = scene.moa("ck -o other --force");
-    let note = "dict.txt is of an earlier export, and would be read with this one: remove it";
+    let note = "dict.txt was there before, and is read with this export: remove it if it is no part";
     assert!(outcome.code == Some(0) && outcome.stderr.contains(note), "{}", outcome.stderr);
+    let outcome = scene.moa("ck/model.safetensors -o ck --config ck/config.json");
+    assert_eq!((outcome.code, outcome.stderr.matches("was there before").count()), (Some(0), 0), "{}", outcome.stderr);
 }

@@ -267,7 +267,9 @@ impl EngineError {
             Self::Lock(_) => "build the plan again, or give --trust-plan where you know that it is yours",
             Self::OtherModel { .. } => "give the plan that was built from this model, or leave out --plan",
             Self::Plan { .. } => "the file was cut off or is no plan: build it again with `moa-export build`",
-            Self::Memory { .. } => "free the GPU, give smaller --dim sizes, or limit TensorRT with --workspace",
+            Self::Memory { .. } => {
+                "free the GPU, or build a smaller engine with `moa-export build` (--dim, --workspace), and give it with --plan"
+            }
             Self::Unsupported { .. } | Self::Cancelled | Self::Io { .. } | Self::Failed { .. } => return None,
             Self::Cache(error) => return error.help(),
             Self::Read(error) => return error.help(),

@@ -76,7 +76,7 @@ impl Bars {
             _ => self.parts.iter().enumerate().map(|(index, name)| (name.clone(), swatch(index))).collect(),
         };
         let svg = (!self.rows.is_empty()).then(|| self.svg());
-        Drawing { title: self.title.clone(), legend, svg, left_out, note: String::new(), numbers: self.numbers() }
+        Drawing { title: self.title.clone(), legend, svg, left_out, numbers: self.numbers() }
     }
 
     #[allow(clippy::cast_precision_loss)]

@@ -57,7 +57,7 @@ impl Distribution {
         };
         let svg = (drawn > 0).then(|| (self.svg(&sorted), Frame::height()));
         let numbers = self.numbers(&sorted);
-        Drawing { title: self.title.clone(), legend, svg, left_out: given - drawn, note: String::new(), numbers }
+        Drawing { title: self.title.clone(), legend, svg, left_out: given - drawn, numbers }
     }
 
     fn svg(&self, sorted: &[Vec<f64>]) -> String {

@@ -55,7 +55,7 @@ impl HeatMap {
         let left_out = self.values().filter(|value| !self.value.takes(*value)).count();
         let svg = (left_out < self.values().count()).then(|| self.svg());
         let numbers = self.numbers();
-        Drawing { title: self.title.clone(), legend: Vec::new(), svg, left_out, note: String::new(), numbers }
+        Drawing { title: self.title.clone(), legend: Vec::new(), svg, left_out, numbers }
     }
 
     #[allow(clippy::cast_precision_loss)]

@@ -90,7 +90,6 @@ impl Lines {
             legend,
             svg: (left_out < all().count()).then(|| (self.svg(), Frame::height())),
             left_out,
-            note: String::new(),
             numbers: self.numbers(),
         }
     }

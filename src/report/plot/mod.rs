@@ -61,7 +61,6 @@ struct Drawing {
     svg: Option<(String, f64)>,
     /// Values that have no place on an axis.
     left_out: usize,
-    note: String,
     numbers: Table,
 }
 
@@ -93,9 +92,6 @@ impl Plot {
             html,
             "<div class=\"plot\" tabindex=\"0\"><svg viewBox=\"{view}\" role=\"img\" aria-labelledby=\"{id}\">\n{content}</svg></div>"
         );
-        if !drawing.note.is_empty() {
-            let _ = writeln!(html, "<p class=\"note\">{}</p>", Escaped(&drawing.note));
-        }
         if drawing.left_out > 0 {
             let what = if drawing.left_out == 1 { "value has" } else { "values have" };
             let _ = writeln!(html, "<p class=\"note\">{} {what} no place on an axis.</p>", drawing.left_out);
