@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use moa_schema::{
-    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE, is_wgmma_off,
-    multiprocessors,
+    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE,
+    is_wgmma_off, multiprocessors,
 };
 
 use super::{BackendError, LibraryUse, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
@@ -230,6 +230,11 @@ pub(super) fn find_cuda_kernels(plugin: &Path) -> Option<PathBuf> {
 /// The archive of CUDA kernels that the environment names.
 pub(super) fn named_archive() -> Option<PathBuf> {
     named(ARCHIVE_VARIABLE)
+}
+
+/// The widest instructions that the environment lets the operator library use, where it says so.
+pub fn most_instructions() -> Option<String> {
+    named(INSTRUCTIONS_VARIABLE).map(|level| level.display().to_string())
 }
 
 /// What the environment tells the planner of the CUDA kernels.

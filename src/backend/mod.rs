@@ -45,7 +45,7 @@ pub use self::ort::OrtOperators;
 pub use error::{BackendError, BackendErrorKind, NamedBy};
 pub use in_place::caches_in_place;
 pub use libraries::{
-    TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin, operator_library,
+    TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin, most_instructions, operator_library,
     operator_library_to_copy,
 };
 #[cfg(feature = "ort")]

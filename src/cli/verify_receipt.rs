@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Failure, args::VerifyArguments, receipt::libraries};
 use crate::{
-    backend::{Backend, plan_for},
+    backend::{Backend, most_instructions, plan_for},
     checkpoint::Checkpoint,
     export::source_sha256,
     files::name_of,
@@ -27,6 +27,8 @@ pub(super) struct Receipt {
     pub(super) checkpoint: String,
     /// Name of the processor.
     pub(super) cpu: Option<String>,
+    /// The widest instructions that the environment lets the operator library use.
+    pub(super) instructions: Option<String>,
     /// Threads that ONNX Runtime was given; as many as it chooses where absent.
     pub(super) threads: Option<usize>,
     /// Runtimes and libraries of the backends.
@@ -66,6 +68,7 @@ impl Receipt {
             model: arguments.model.display().to_string(),
             checkpoint: arguments.checkpoint.display().to_string(),
             cpu: Machine::processor(),
+            instructions: most_instructions(),
             threads: arguments.threads,
             runtimes: libraries(backends, arguments.library.as_deref()),
             files,

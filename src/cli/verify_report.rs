@@ -57,6 +57,7 @@ fn facts(receipt: &Receipt) -> Vec<(String, String)> {
         ("Seed of the inputs".into(), receipt.seed.to_string()),
         ("Time".into(), utc(receipt.unix_time)),
     ];
+    facts.extend(receipt.instructions.iter().map(|level| ("Instructions, at most".to_owned(), level.clone())));
     facts.extend(receipt.runtimes.iter().map(fact));
     facts.extend(receipt.files.iter().map(|file| (file.file.clone(), file_fact(file))));
     facts.push(("Weights of the checkpoint".into(), format!("sha256 {}", receipt.checkpoint_sha256)));

@@ -92,6 +92,9 @@ pub struct Options {
     pub warm_up: f64,
     /// Whether a backend that computes something else is timed.
     pub allow_failed_parity: bool,
+    /// The widest instructions that the environment lets the operator library use.
+    #[serde(default)]
+    pub instructions: Option<String>,
 }
 
 /// SHA-256 and size of a file.
@@ -195,6 +198,7 @@ pub(crate) fn sample() -> Receipt {
             seconds: None,
             warm_up: 5.0,
             allow_failed_parity: false,
+            instructions: None,
         },
         warnings: Vec::new(),
     }

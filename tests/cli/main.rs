@@ -16,6 +16,7 @@ mod documents;
 mod faults;
 mod generate;
 mod inspect;
+mod instructions;
 mod interrupted;
 mod interrupted_readers;
 mod large;

@@ -1,5 +1,5 @@
 //! `cargo bench -p moa-kernels --features measure`: block products beside the `gemm` crate, one thread.
-//! `-- --at-most LEVEL` leaves out what is above `avx2` or `avx-vnni`.
+//! `-- --at-most LEVEL` leaves out what is above a level of instructions, such as `avx-vnni`.
 
 #![allow(clippy::print_stdout)]
 
@@ -11,13 +11,13 @@ use moa_kernels::measure::{SIZES, product, streams};
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let limit = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => Instructions::default(),
-        ["--at-most", "avx2"] => Instructions::Avx2,
-        ["--at-most", "avx-vnni"] => Instructions::AvxVnni,
-        _ => {
-            println!("usage: microkernel [--at-most avx2|avx-vnni]");
-            return ExitCode::FAILURE;
-        }
+        [] => Some(Instructions::default()),
+        ["--at-most", name] => Instructions::named(name),
+        _ => None,
+    };
+    let Some(limit) = limit else {
+        println!("usage: microkernel [--at-most {}]", Instructions::NAMES.map(|(name, _)| name).join("|"));
+        return ExitCode::FAILURE;
     };
     print_figures(limit);
     ExitCode::SUCCESS

@@ -1,7 +1,11 @@
-//! Environment variables that change the plans of the CUDA kernels or say where these are: for the kernels, and for
-//! locks of what was planned with which of them.
+//! Environment variables that change what kernels do or say where those for GPUs are: for the kernels, and for locks
+//! and receipts of what was made with which of them.
 
 use std::ffi::OsStr;
+
+/// Names the widest instructions that the CPU kernels use; an empty value counts as none. Read when the kernel of a
+/// node is made.
+pub const INSTRUCTIONS_VARIABLE: &str = "MOA_CPU_INSTRUCTIONS";
 
 /// Names a kernel archive that is used in place of the one in the build.
 pub const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";

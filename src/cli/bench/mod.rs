@@ -267,6 +267,7 @@ fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Res
             seconds: setup.budget.time().map(|time| time.as_secs_f64()),
             warm_up: arguments.warm_up,
             allow_failed_parity: arguments.allow_failed_parity,
+            instructions: backend::most_instructions(),
         },
         warnings: Vec::new(),
     })

@@ -140,6 +140,22 @@ pub enum Instructions {
     Amx,
 }
 
+impl Instructions {
+    /// Every level by its name, the narrowest first.
+    pub const NAMES: [(&str, Self); 5] = [
+        ("portable", Self::Portable),
+        ("avx2", Self::Avx2),
+        ("avx-vnni", Self::AvxVnni),
+        ("avx512", Self::Avx512),
+        ("amx", Self::Amx),
+    ];
+
+    /// The level of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, level)| level)
+    }
+}
+
 /// A level of instructions that this processor has, how it uses them, and what it rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Isa(Instructions, Habits, Rounding);

@@ -1,0 +1,63 @@
+//! `MOA_CPU_INSTRUCTIONS` bounds what the operator library uses, and exports are proved with each level of it.
+
+use std::fs;
+
+use crate::scene::{Outcome, Scene, require_runtime};
+
+const VARIABLE: &str = "MOA_CPU_INSTRUCTIONS";
+const LEVELS: [&str; 5] = ["portable", "avx2", "avx-vnni", "avx512", "amx"];
+
+fn with(scene: &Scene, level: &str, line: &str) -> Outcome {
+    let mut command = scene.command(line);
+    command.env(VARIABLE, level);
+    Outcome::of(command)
+}
+
+/// Levels that the processor lacks are those below them.
+#[test]
+fn exports_are_proved_with_every_level() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    for dtype in ["fp32", "bf16-products", "fp16", "int8-products", "int4-products"] {
+        scene.accepts(&format!("ck -o {dtype} --dtype {dtype}"));
+        for level in LEVELS {
+            let outcome = with(&scene, level, &format!("verify {dtype} --checkpoint ck --backends ort --threads 1"));
+            assert_eq!(outcome.code, Some(0), "{dtype} {level}: {}{}", outcome.stdout, outcome.stderr);
+        }
+    }
+}
+
+/// Plain arithmetic rounds each product where other levels fuse it with the sum.
+#[test]
+fn the_library_keeps_to_a_level() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    let outputs = ["portable", "", LEVELS[4]].map(|level| {
+        let line = format!("run out --random --seq 16 --outputs {level}.safetensors --threads 1");
+        let outcome = with(&scene, level, &line);
+        assert_eq!(outcome.code, Some(0), "{level}: {}", outcome.stderr);
+        fs::read(scene.path(&format!("{level}.safetensors"))).unwrap()
+    });
+    assert!(outputs[1] == outputs[2], "an empty value counts as none");
+    for line in [
+        "verify out --checkpoint ck --backends ort --threads 1 --json",
+        "bench out --backends ort --samples 2 --warm-up 0.01 --seq 4 --threads 1 --json",
+    ] {
+        assert_eq!(with(&scene, "avx2", &format!("{line} told.json --force")).code, Some(0), "{line}");
+        assert!(String::from_utf8_lossy(&scene.read("told.json")).contains("\"instructions\": \"avx2\""), "{line}");
+    }
+    if cfg!(target_arch = "x86_64") && std::arch::is_x86_feature_detected!("fma") {
+        assert!(outputs[0] != outputs[1], "the level changes nothing");
+    }
+}
+
+#[test]
+fn a_level_that_is_not_known_is_refused() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    let outcome = with(&scene, "AVX512", "run out --random --seq 2");
+    let told = "MOA_CPU_INSTRUCTIONS must be one of portable, avx2, avx-vnni, avx512, amx, found AVX512";
+    assert!(outcome.code != Some(0) && outcome.stderr.contains(told), "{:?} {}", outcome.code, outcome.stderr);
+}
