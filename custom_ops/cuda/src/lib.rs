@@ -67,7 +67,7 @@
 //! warpgroup products (`wgmma`) on 16-bit elements: for products that fill the device with tiles of 128 x 128 or, by
 //! blocks that stay, 128 x 256, and for attention that fills it with tiles of 128 queries. Asynchronous copies put the
 //! factors into the 128-byte pattern that these products read from shared memory; weights as they are, rows gathered by
-//! the lists of experts. What they gain is in `benches/README.md`.
+//! the lists of experts. What they gain is in `benches/gpu.md`.
 //!
 //! Not there: weights of another type than activations ([`Element::of`]); TF32 by warpgroup products, which read 32-bit
 //! factors along the inner index alone while weights lie across it; bulk tensor copies, which cannot gather rows.
