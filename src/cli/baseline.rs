@@ -17,6 +17,7 @@ use super::{
     document::{Kind, document},
     export::{external_data, form, precision, report_json, wrote},
     inspect::{FEWEST_SYMBOLS, preset, with_vocabulary},
+    neighbours::Neighbours,
     note_of_keys, print_result,
     progress::Progress,
 };
@@ -116,6 +117,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
         external_data: external_data(arguments.external_data),
         force: arguments.force,
     };
+    let neighbours = Neighbours::before(&arguments.output, arguments.force);
     let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, &progress);
     let ending = progress.finish();
     let report = exported?;
@@ -127,6 +129,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
             wrote(&report) + &next.unwrap_or_default()
         }
     })?;
+    neighbours.note_of(&report, &arguments.output, false);
     Ok(ExitCode::SUCCESS)
 }
 

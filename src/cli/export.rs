@@ -10,9 +10,9 @@ use moa_schema::GateMode;
 
 use super::{
     Failure,
-    apart::{files_of, is_data_of, place},
     args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
     document::{Kind, document},
+    neighbours::Neighbours,
     note, note_of_keys, open_checkpoint,
     output_file::STDOUT,
     print_result,
@@ -26,7 +26,7 @@ use crate::text::{HubTokenizer, TOKENIZER_FILE};
 use crate::{
     backend::operator_library_to_copy,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
-    file_names::{DATA, ENCODER, GENAI_CONFIG, GRAPHS, data_file, graph_file},
+    file_names::{ENCODER, GENAI_CONFIG, graph_file},
     files::folder_of,
     shell::path_word,
     side_files,
@@ -38,6 +38,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let progress = Progress::of_export(&arguments.output)?;
     let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
     let files = side_file_options(arguments)?;
+    let neighbours = Neighbours::before(&arguments.output, arguments.force);
     let exported = export_watched(&checkpoint, &arguments.output, &options, &files, &progress);
     let ending = progress.finish();
     let report = exported?;
@@ -56,13 +57,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     #[cfg(feature = "tokenizers")]
     note_of_tokenizer(&report);
     note_of_library(&report, arguments);
-    note_of_old_data(&report);
-    if arguments.force {
-        note_of_models_of_replaced_data(&report);
-    }
-    if arguments.output.is_dir() && !side_files::is_own_folder(&arguments.output, &files) {
-        note_of_old_files(&report, &arguments.output);
-    }
+    neighbours.note_of(&report, &arguments.output, side_files::is_own_folder(&arguments.output, &files));
     if !arguments.verify {
         return Ok(ExitCode::SUCCESS);
     }
@@ -225,53 +220,6 @@ fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
              export with --with-library"
         ));
     }
-}
-
-/// Names files with weights of an export that was replaced by one without such files.
-fn note_of_old_data(report: &ExportReport) {
-    let is_written = |path: &Path| report.files.iter().any(|file| file.path == path);
-    for file in report.files.iter().filter(|file| file.path.extension().is_some_and(|ending| ending == "onnx")) {
-        let data = data_file(&file.path);
-        if !is_written(&data) && data.is_file() {
-            note_of_unread(&data);
-        }
-    }
-}
-
-/// Names other models that read files of weights which this export has written.
-fn note_of_models_of_replaced_data(report: &ExportReport) {
-    let written: Vec<PathBuf> = report.files.iter().map(|file| place(&file.path)).collect();
-    let paths = report.files.iter().map(|file| file.path.as_path());
-    for data in paths.filter(|path| path.to_string_lossy().ends_with(DATA)) {
-        let mut models = files_of(folder_of(data));
-        models.retain(|model| !written.contains(&place(model)) && is_data_of(&place(data), model));
-        models.sort();
-        for model in models {
-            note(&format!("{} reads {}, which was written anew: make it again", model.display(), data.display()));
-        }
-    }
-}
-
-/// Names files of a folder that other programs and `generate` read, and that this export did not write there; the paths
-/// of the written ones may begin otherwise, as those in `.` do.
-fn note_of_old_files(report: &ExportReport, folder: &Path) {
-    let is_written = |path: &Path| report.files.iter().any(|file| file.path.file_name() == path.file_name());
-    let graphs = GRAPHS.map(graph_file).map(PathBuf::from);
-    let gone = graphs.iter().filter(|graph| !is_written(graph));
-    for data in gone.map(|graph| folder.join(data_file(graph))).filter(|data| data.is_file()) {
-        note_of_unread(&data);
-    }
-    let is_left = |path: &PathBuf| path.is_file() && !is_written(path);
-    for path in graphs.iter().map(|graph| folder.join(graph)).filter(is_left) {
-        note(&format!("{} is of an earlier export, and would be read with this one: remove it", path.display()));
-    }
-    for path in side_files::names().map(|name| folder.join(name)).filter(is_left) {
-        note(&format!("{} was there before, and is read with this export: remove it if it is no part", path.display()));
-    }
-}
-
-fn note_of_unread(data: &Path) {
-    note(&format!("{} is of an earlier export; nothing reads it now", data.display()));
 }
 
 /// One line a file.

@@ -19,6 +19,7 @@ mod generate_text;
 mod inspect;
 mod interrupt;
 mod leave;
+mod neighbours;
 mod ops;
 mod output_file;
 mod plan;

@@ -61,7 +61,9 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     let mut profiler = Profiler::open(&arguments.model, backend.as_ref())?;
     check_ids(arguments, &profiler)?;
     if let Some((path, dictionary)) = arguments.dict.as_deref().zip(dictionary.as_ref()) {
-        check_dictionary(path, dictionary, &profiler)?;
+        check_dictionaries(path, |_| dictionary, &profiler)?;
+    } else if let Some(vocabulary) = &vocabulary {
+        check_dictionaries(&folder(&arguments.model), |decoder| vocabulary.dictionary(decoder), &profiler)?;
     }
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
     let progress = progress::batches(batches.len());
@@ -134,24 +136,33 @@ fn of_inputs(error: ProfileError, path: &Path) -> Failure {
     }
 }
 
-/// A masked language model knows one symbol more than its dictionary: fairseq adds the mask when it trains.
-fn check_dictionary(path: &Path, dictionary: &Dictionary, profiler: &Profiler) -> Result<(), Failure> {
-    let (found, masks) = (dictionary.len(), usize::from(!profiler.is_encoder_decoder()));
-    match profiler.symbols().find(|(_, symbols)| !(found..=found + masks).contains(symbols)) {
-        Some((graph, symbols)) => {
-            let path = path.display();
-            let message = format!("{path}: {found} symbols with the four special ones; {graph} knows {symbols}");
-            Err(Failure::other_vocabulary(message))
+/// Refuses dictionaries, of the decoder or of others, that the graphs were not made with. A masked language model knows
+/// one symbol more than its dictionary: fairseq adds the mask when it trains.
+fn check_dictionaries<'a>(
+    path: &Path,
+    of_decoder: impl Fn(bool) -> &'a Dictionary,
+    profiler: &Profiler,
+) -> Result<(), Failure> {
+    let masks = usize::from(!profiler.is_encoder_decoder());
+    profiler.symbols().try_for_each(|(graph, symbols)| {
+        let found = of_decoder(is_of_decoder(graph)).len();
+        if (found..=found + masks).contains(&symbols) {
+            return Ok(());
         }
-        None => Ok(()),
-    }
+        let path = path.display();
+        let message = format!("{path}: {found} symbols with the four special ones; {graph} knows {symbols}");
+        Err(Failure::other_vocabulary(message))
+    })
+}
+
+fn is_of_decoder(graph: &str) -> bool {
+    graph.starts_with("decoder")
 }
 
 impl Profiled<'_> {
     /// What stands for a token in a module's graph: its symbol, or its id where no dictionary names it.
     pub(super) fn symbol(&self, module: &ModuleProfile, id: i64) -> String {
-        let decoder = module.graph.starts_with("decoder");
-        let beside = self.vocabulary.as_ref().map(|vocabulary| vocabulary.dictionary(decoder));
+        let beside = self.vocabulary.as_ref().map(|vocabulary| vocabulary.dictionary(is_of_decoder(&module.graph)));
         self.dictionary.as_ref().or(beside).map_or_else(|| id.to_string(), |symbols| symbols.symbol(id).to_owned())
     }
 

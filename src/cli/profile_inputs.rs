@@ -153,7 +153,7 @@ fn of_text<'a>(
         return Err(refused("is half a model", "profile the folder, whose encoder reads the text"));
     }
     let help = "give token ids with --format ids, named tensors in a .safetensors file, or a translation folder";
-    vocabulary.ok_or_else(|| refused("holds no vocabulary", help))
+    vocabulary.ok_or_else(|| refused("has no dictionary of fairseq, with which alone text is read here", help))
 }
 
 /// Lines of text as the model reads them; targets that are not given are translated greedily, where there is a decoder.

@@ -334,7 +334,7 @@ pub(super) fn origin(result: &Verification) -> Option<&'static str> {
             Some("the export was made from another checkpoint: moa.source.sha256 is not the hash of this one")
         }
         Some(false) => Some(
-            "the export was made from these weights: its file, the configuration or the version of moa-export is another one",
+            "the export was made from these weights; its files were changed, or another configuration or version was used",
         ),
         None if result.audits.iter().any(most_differ) => {
             Some("most constants differ: this may be an export of another checkpoint")

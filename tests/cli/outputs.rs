@@ -119,13 +119,26 @@ fn what_was_just_written_is_of_no_earlier_export() {
 #[test]
 fn models_of_weights_that_were_replaced_are_named() {
     let scene = Scene::with_fixture("mlm");
-    scene.accepts("ck -o m.onnx --external-data always");
-    scene.accepts("prepare m.onnx -o m.trt.onnx");
-    let outcome = scene.moa("ck -o m.onnx --external-data always --form fused --force");
-    let notes: Vec<_> = outcome.stderr.lines().collect();
-    assert!(outcome.code == Some(0) && notes.len() == 1, "{notes:?}");
-    let told = ["m.trt.onnx reads ", "m.onnx.data, which was written anew: make it again"];
-    assert!(told.iter().all(|part| notes[0].contains(part)), "{notes:?}");
+    let noted = |line: &str| -> Vec<String> {
+        let outcome = scene.moa(line);
+        assert_eq!(outcome.code, Some(0), "{line}: {}", outcome.stderr);
+        outcome.stderr.lines().map(str::to_owned).collect()
+    };
+    assert_eq!(noted("ck -o out --external-data always"), [""; 0]);
+    assert_eq!(noted("prepare out/model.onnx -o out/m.trt.onnx"), [""; 0]);
+    // The data of the second is shorter, so that the model that was prepared cannot be read any more.
+    for options in ["--external-data always --form fused", "--external-data always --dtype fp16"] {
+        let told = "note: out/m.trt.onnx reads model.onnx.data, which was written anew: make it again";
+        assert_eq!(noted(&format!("ck -o out --force {options}")), [told]);
+        noted("ck -o out --force --external-data always");
+    }
+    let told = "note: out/model.onnx.data is of an earlier export, and out/m.trt.onnx reads it";
+    assert_eq!(noted("ck -o out --force"), [told]);
+    assert_eq!(noted("prepare out/model.onnx -o out/m.trt.onnx --force").len(), 0);
+    fs::remove_file(scene.path("out/model.onnx.data")).unwrap();
+    let noted = noted("baseline mlm-8k8e128d --layers 1 --vocab 100 -o out --force");
+    assert_eq!(noted[0], "note: out/m.trt.onnx holds the weights of an earlier export");
+    assert!(noted[1..].iter().all(|note| note.contains(" was there before, ")), "{noted:?}");
 }
 
 #[test]
@@ -142,7 +155,7 @@ fn what_an_earlier_export_left_is_named() {
     assert!(notes[0].contains(&format!("{library} was there before: ")), "{notes:?}");
     assert!(notes[1].ends_with("model.onnx.data is of an earlier export; nothing reads it now"), "{notes:?}");
     assert!(
-        notes[2].ends_with("model.onnx is of an earlier export, and would be read with this one: remove it"),
+        notes[2].ends_with("model.onnx is of an earlier export, and commands may take it for this folder: remove it"),
         "{notes:?}"
     );
     let outcome = scene.moa("ck -o out --force --form standard");
@@ -420,7 +433,7 @@ fn a_translator_without_its_dictionary_says_what_is_missing() {
     let outcome = scene.moa("ck -o other --dict words.txt");
     assert!(outcome.code == Some(0) && !outcome.stdout.contains(told), "{}", outcome.stdout);
     let outcome = scene.moa("ck -o other --force");
-    let note = "dict.txt was there before, and is read with this export: remove it if it is no part";
+    let note = "dict.txt was there before, and programs may read it with this export: remove it if it is no part";
     assert!(outcome.code == Some(0) && outcome.stderr.contains(note), "{}", outcome.stderr);
     let outcome = scene.moa("ck/model.safetensors -o ck --config ck/config.json");
     assert_eq!((outcome.code, outcome.stderr.matches("was there before").count()), (Some(0), 0), "{}", outcome.stderr);

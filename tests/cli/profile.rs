@@ -217,3 +217,14 @@ fn a_model_without_vocabulary_takes_no_text() {
     scene.refuses("profile m.onnx --inputs lines.txt", 2, &["MOA-E0201", "takes no token ids"]);
     scene.refuses("profile m.onnx --inputs lines.ids", 2, &["MOA-E0201", "takes no token ids"]);
 }
+
+/// A dictionary that an earlier export left in the folder names no tokens of this one.
+#[test]
+fn dictionaries_of_another_model_are_refused() {
+    let scene = translator("function");
+    let checkpoint = data("mlm");
+    assert_eq!(scene.moa(&format!("{} -o out --force", checkpoint.display())).code, Some(0));
+    scene.write("lines.ids", "4 5 6\n");
+    let parts = ["MOA-E0322", "out: 120 symbols with the four special ones; model.onnx knows 67", "help: "];
+    scene.refuses("profile out/model.onnx --inputs lines.ids", 3, &parts);
+}

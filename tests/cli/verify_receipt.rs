@@ -65,7 +65,8 @@ fn where_constants_that_differ_come_from_is_told() {
     let scene = exported("");
     damage(&scene);
     let outcome = scene.moa(VERIFY);
-    let says = "the export was made from these weights: its file, the configuration or the version of moa-export is another one";
+    let says =
+        "the export was made from these weights; its files were changed, or another configuration or version was used";
     assert!(outcome.stdout.contains(says) && !outcome.stdout.contains(GUESS), "{}", outcome.stdout);
 }
 
