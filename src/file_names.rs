@@ -7,6 +7,9 @@ pub(crate) use moa_graphs::stem::{DECODER, ENCODER, MODEL};
 /// The configuration of a checkpoint, and of a causal language model for Hugging Face's tools.
 pub(crate) const CONFIG: &str = "config.json";
 
+/// The key of an export's configuration that keeps what describes its graph in place of the checkpoint.
+pub(crate) const OF_EXPORT: &str = "moa_export";
+
 /// What Hugging Face's tools generate text with.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 

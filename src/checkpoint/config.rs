@@ -10,7 +10,7 @@ use super::{
     json::{Reader, StrictObject},
     limits,
 };
-use crate::files::BYTE_ORDER_MARK;
+use crate::{file_names::OF_EXPORT, files::BYTE_ORDER_MARK};
 
 /// Reads a `config.json`.
 pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
@@ -31,5 +31,9 @@ pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
 pub(super) fn parse(file: &str, text: &[u8]) -> Result<Config, CheckpointError> {
     let text = text.strip_prefix(BYTE_ORDER_MARK.as_bytes()).unwrap_or(text);
     let reader = Reader::new(file, "its text");
-    Ok(Config::new(file, reader.parse(text, StrictObject(&reader))?))
+    let keys = reader.parse(text, StrictObject(&reader))?;
+    match keys.contains_key(OF_EXPORT) {
+        true => Err(CheckpointError::ConfigOfExport { file: file.into() }),
+        false => Ok(Config::new(file, keys)),
+    }
 }

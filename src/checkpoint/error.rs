@@ -238,6 +238,12 @@ pub enum CheckpointError {
         /// The shard.
         file: String,
     },
+    /// A configuration is that of an export.
+    #[error("{file}: it is the configuration of an export, whose caches it describes, and of no checkpoint")]
+    ConfigOfExport {
+        /// The file.
+        file: String,
+    },
     /// A PyTorch file holds no configuration that can be read.
     #[error("{file}: holds no configuration that can be read: {found}")]
     NoModelKeys {
@@ -277,6 +283,7 @@ impl CheckpointError {
             | Self::UnknownDtype { .. }
             | Self::Unsupported { .. }
             | Self::NoTensors { .. }
+            | Self::ConfigOfExport { .. }
             | Self::NoModelKeys { .. } => ErrorKind::Unsupported,
             Self::Limit { .. } => ErrorKind::Limit,
             Self::SeveralModels { .. }
@@ -354,7 +361,7 @@ impl CheckpointError {
             Self::NoTensors { .. } => {
                 "give the checkpoint that fairseq wrote, or save the model's state_dict() alone, beside its config.json"
             }
-            Self::NoModelKeys { .. } => "name a configuration with --config FILE",
+            Self::ConfigOfExport { .. } | Self::NoModelKeys { .. } => "name the checkpoint's with --config FILE",
             Self::Index { .. } | Self::NoShard { .. } | Self::NoStateDict { .. } => {
                 "copy or download the index and all its shards again"
             }

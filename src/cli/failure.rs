@@ -105,7 +105,11 @@ impl Failure {
 
     /// A dictionary of another size than the vocabulary of a graph.
     pub(super) fn other_vocabulary(message: String) -> Self {
-        Self::new(Code::OtherDictionary, message, Some("give the dictionary of this model; one in its folder may be of an earlier export"))
+        Self::new(
+            Code::OtherDictionary,
+            message,
+            Some("give the dictionary of this model; one in its folder may be of an earlier export"),
+        )
     }
 
     /// The same, said of what stands in a file.

@@ -32,6 +32,17 @@ fn a_checkpoint_its_configuration_and_its_export_have_the_same_numbers() {
     assert!(single["total"]["parameters"].as_u64() < export["total"]["parameters"].as_u64());
 }
 
+#[test]
+fn the_configuration_of_an_export_is_taken_for_no_checkpoints() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    let parts =
+        ["out/config.json: it is the configuration of an export", "help: name the checkpoint's with --config FILE"];
+    for line in ["inspect --config out/config.json", "ck -o other --config out/config.json"] {
+        scene.refuses(line, 4, &parts);
+    }
+}
+
 /// A value of metadata that others wrote is one line, whatever it holds.
 #[test]
 fn metadata_makes_no_lines() {

@@ -278,9 +278,7 @@ impl From<GenerateError> for Failure {
             GenerateError::Backend(error) => error.into(),
             GenerateError::Missing { path } => {
                 let help = match path.file_name().and_then(|name| name.to_str()) {
-                    Some(CONFIG_FILE) => {
-                        "export the checkpoint again with --dict FILE, or with dict.txt beside it; a baseline has no vocabulary"
-                    }
+                    Some(CONFIG_FILE) => "export again with --dict FILE, or dict.txt beside it; baselines have none",
                     Some(TOKENIZER_FILE) => "give token ids with --token-ids, or put the model's tokenizer.json there",
                     _ => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a model that generates text",
                 };
