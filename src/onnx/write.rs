@@ -7,6 +7,8 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use tempfile::{Builder, NamedTempFile, PathPersistError, TempDir, TempPath};
@@ -347,10 +349,23 @@ fn check_no_link(path: &Path) -> Result<(), WriteError> {
 }
 
 /// Keeps others who replace files of this folder from doing so at the same time, or one of them would leave its model
-/// beside the weights of the other; no lock where the folder cannot be opened for reading or knows none.
+/// beside the weights of the other. They are done after a few renames: whoever holds a lock for longer is another
+/// program, and is not heeded. No lock where the folder cannot be opened for reading or knows none.
 fn lock(folder: &Path) -> Option<fs::File> {
-    fs::File::open(folder).ok().filter(|folder| folder.lock().is_ok())
+    let folder = fs::File::open(folder).ok()?;
+    let begun = Instant::now();
+    while begun.elapsed() < LONGEST_LOCK {
+        match folder.try_lock() {
+            Ok(()) => return Some(folder),
+            Err(fs::TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
+            Err(fs::TryLockError::Error(_)) => return None,
+        }
+    }
+    None
 }
+
+/// How long others are waited for who replace files in the same folder.
+const LONGEST_LOCK: Duration = Duration::from_secs(2);
 
 /// Gives a file, which will be known as `target`, the name `place`.
 fn persist(file: TempPath, place: &Path, target: &Path, force: bool) -> Result<(), WriteError> {
@@ -452,21 +467,28 @@ mod tests {
         }
     }
 
-    /// The last one that moves its files moves all of them.
+    /// Files are moved one after the other, and so those of two that replace the same ones must not be moved at once.
     #[test]
-    fn files_of_two_that_replace_them_at_once_are_not_mixed() {
+    fn whoever_replaces_files_of_the_folder_is_waited_for_and_no_one_for_long() {
         let root = tempfile::tempdir().unwrap();
-        let names = ["m.data", "m.onnx"];
-        let replace = |text: &str| {
-            let mut staging = Staging::begin(root.path(), &names.map(str::to_owned), true).unwrap();
-            names.iter().for_each(|name| staging.write(name, text.as_bytes()).unwrap());
-            staging.commit().unwrap();
-        };
-        for _ in 0..30 {
-            std::thread::scope(|scope| ["1", "2", "3"].map(|text| scope.spawn(move || replace(text))).len());
-            let [data, model] = names.map(|name| fs::read_to_string(root.path().join(name)).unwrap());
-            assert_eq!(data, model);
-        }
+        let place = root.path().join("m.onnx");
+        let replace = |text: &str| staged(root.path(), "m.onnx", text, true).commit().map(drop);
+        replace("1").unwrap();
+        let other = fs::File::open(root.path()).unwrap();
+        other.lock().unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| replace("2"));
+            thread::sleep(Duration::from_millis(200));
+            assert_eq!((fs::read_to_string(&place).unwrap(), waiting.is_finished()), ("1".to_owned(), false));
+            other.unlock().unwrap();
+            waiting.join().unwrap().unwrap();
+        });
+        assert_eq!(fs::read_to_string(&place).unwrap(), "2");
+        other.lock().unwrap();
+        let begun = Instant::now();
+        replace("3").unwrap();
+        assert!(begun.elapsed() >= LONGEST_LOCK);
+        assert_eq!(fs::read_to_string(&place).unwrap(), "3");
     }
 
     #[test]
