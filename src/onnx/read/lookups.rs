@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::OnnxFile;
+use super::{LONGEST_CHAIN, OnnxFile};
 use crate::onnx::proto::tensor_proto::DataType;
 
 /// A table of positions: more positions than it has rows cannot be computed.
@@ -13,6 +13,9 @@ pub struct PositionTable {
     /// Most positions of a row.
     pub positions: usize,
 }
+
+/// Most values behind positions that are looked at: exports have some ten.
+const MOST_BEHIND: usize = 4 * LONGEST_CHAIN;
 
 impl OnnxFile {
     /// Graph inputs that are the indices of a `Gather` of rows of a weight, with the number of rows.
@@ -61,9 +64,8 @@ impl OnnxFile {
     /// Most positions of a row that every table of positions has, those of cosines and sines in standard operators
     /// included; `None` where there is no such table.
     pub fn most_positions(&self) -> Option<usize> {
-        let rotary = self.guarded_lookups().into_values().filter(|tables| tables.len() > 1);
-        let rows = rotary.flat_map(BTreeMap::into_values).map(|rows| usize::try_from(rows).unwrap_or_default());
-        self.position_tables().into_iter().map(|table| table.positions).chain(rows).min()
+        let given = self.given_positions().into_values().map(|rows| usize::try_from(rows).unwrap_or_default());
+        self.position_tables().into_iter().map(|table| table.positions).chain(given).min()
     }
 
     /// Weight and indices of every `Gather` of rows.
@@ -80,7 +82,7 @@ impl OnnxFile {
     fn first_position(&self, indices: &str) -> Option<i64> {
         let mut seen = HashSet::new();
         let mut behind = vec![(indices, 0i64)];
-        while let Some((name, mut offset)) = behind.pop() {
+        while let Some((name, mut offset)) = behind.pop().filter(|_| seen.len() < MOST_BEHIND) {
             let Some(node) = self.producer(name).filter(|_| seen.insert(name)) else { continue };
             match node.op_type.as_str() {
                 // A count begins at 1.

@@ -35,7 +35,7 @@ pub use error::ReadError;
 use external::DataFiles;
 pub(super) use limits::MAX_DECODED;
 pub use lookups::PositionTable;
-pub(crate) use operator_node::{LONGEST_CHAIN, READ_BY_ROUTERS, module_of, operator_input, operator_of};
+pub(crate) use operator_node::{READ_BY_ROUTERS, module_of, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;
 
@@ -56,6 +56,10 @@ pub const MAX_IR_VERSION: i64 = 14;
 
 /// Newest version of the standard operators that is read.
 pub const MAX_OPSET_VERSION: i64 = 28;
+
+/// Most nodes through which a value is followed to what it was before: exports have four at most, and without an end
+/// the work for a file of many such nodes would be their square.
+pub(crate) const LONGEST_CHAIN: usize = 16;
 
 /// A model file that passed every check.
 #[derive(Debug, Clone)]

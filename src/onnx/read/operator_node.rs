@@ -30,10 +30,6 @@ pub(super) fn input(node: &NodeProto, present: Option<i64>, index: usize) -> Opt
     node.input.get(place).map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// Most nodes through which a value is followed to what it was before: exports have four at most, and without an end
-/// the work for a file of many such nodes would be their square.
-pub(crate) const LONGEST_CHAIN: usize = 16;
-
 /// What a router reads: the input of its own, or where there is none the hidden states.
 pub(crate) const READ_BY_ROUTERS: [&str; 2] = ["router_input", "hidden_states"];
 
