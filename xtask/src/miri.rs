@@ -20,10 +20,16 @@ struct Stage {
 }
 
 const AVX2: &str = "+avx2,+fma,+f16c";
+const AVX_VNNI: &str = "+avx2,+fma,+f16c,+avxvnni";
 
-const STAGES: [Stage; 6] = [
+const STAGES: [Stage; 7] = [
     Stage { title: "contract", features: "", arguments: &["-p", "moa-schema"] },
     Stage { title: "stages of the operators on AVX2", features: AVX2, arguments: &["-p", "moa-kernels", "--lib"] },
+    Stage {
+        title: "products of integers on AVX_VNNI",
+        features: AVX_VNNI,
+        arguments: &["-p", "moa-kernels", "--lib", "simd::quantized"],
+    },
     Stage {
         title: "products on AVX-512",
         features: "+avx2,+fma,+f16c,+avx512f,+avx512dq",

@@ -246,11 +246,11 @@ impl Prepared {
     }
 
     /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles, or many rows
-    /// by weights that are packed in int4 or, where AVX2 is all there is, in f16; or has rounded rows.
+    /// by weights that are packed in int4 or, with vectors of 8 lanes, in f16; or has rounded rows.
     pub fn thread_bytes(&self) -> usize {
         let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
-        let widens = self.isa.is_avx2() || self.isa.has_wide_vectors() && int4();
+        let widens = self.isa.has_narrow_vectors() || self.isa.has_wide_vectors() && int4();
         let vectors = self.isa.without_tiles();
         let rounded = self.weights.iter().flatten().map(|packed| match packed.panels().form() {
             Form::Pairs if vectors.rounds() => Form::Pairs.thread_bytes(packed.geometry().inner),

@@ -64,10 +64,10 @@ const INT4_WIDENED_ONCE: [usize; 2] = [8, 24];
 fn widens_once<W: Element>(isa: Isa, rows: usize, inner: usize) -> bool {
     let fewest = match (W::ROWS, W::PARTS) {
         (2.., _) => INT4_WIDENED_ONCE[usize::from(isa.has_wide_vectors())],
-        (_, 2) if isa.is_avx2() => F16_WIDENED_ONCE,
+        (_, 2) if isa.has_narrow_vectors() => F16_WIDENED_ONCE,
         _ => return false,
     };
-    (isa.is_avx2() || isa.has_wide_vectors()) && rows >= fewest && widened::fits(inner)
+    (isa.has_narrow_vectors() || isa.has_wide_vectors()) && rows >= fewest && widened::fits(inner)
 }
 
 /// Whether products of so many rows may be made on tiles.

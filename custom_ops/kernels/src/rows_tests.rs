@@ -77,7 +77,7 @@ fn many_rows_times_halves_have_the_bits_of_wide_weights() {
         };
         for isa in every_isa().into_iter().filter(|isa| !isa.has_tiles()) {
             for count in [F16_WIDENED_ONCE - 1, F16_WIDENED_ONCE, 40] {
-                let once = isa.is_avx2() && count >= F16_WIDENED_ONCE && inner <= 2048;
+                let once = isa.has_narrow_vectors() && count >= F16_WIDENED_ONCE && inner <= 2048;
                 assert_eq!(widens_once::<half::f16>(isa, count, inner), once, "{isa:?} {inner} {count}");
                 let expected = compute(isa, (&wide).into(), count);
                 assert!(compute(isa, WeightData::F16(&half), count) == expected, "{isa:?} {inner} {count}");

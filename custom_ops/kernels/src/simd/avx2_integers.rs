@@ -215,12 +215,29 @@ unsafe fn add_quad<W: Integers, const M: usize, const V: usize>(
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn dots(mut sums: __m256i, weights: __m256i, integers: __m256i) -> __m256i {
+    if cfg!(miri) {
+        return interpreted_dots(sums, weights, integers);
+    }
     // SAFETY: by the caller's promise; nothing but the register changes.
     unsafe {
         asm!("{{vex}} vpdpbusd {}, {}, {}", inout(ymm_reg) sums, in(ymm_reg) weights, in(ymm_reg) integers,
             options(pure, nomem, nostack, preserves_flags));
     }
     sums
+}
+
+/// [`dots`] where assembly is not known.
+#[target_feature(enable = "avx2")]
+fn interpreted_dots(sums: __m256i, weights: __m256i, integers: __m256i) -> __m256i {
+    // SAFETY: vectors of 32 bytes that any bits are values of.
+    let [sums, weights, integers]: [[[u8; QUAD]; WIDTH]; 3] = unsafe { std::mem::transmute([sums, weights, integers]) };
+    let lanes: [i32; WIDTH] = std::array::from_fn(|lane| {
+        let products = weights[lane].iter().zip(integers[lane]);
+        let terms = products.map(|(weight, integer)| i32::from(*weight) * i32::from(integer.cast_signed()));
+        i32::from_ne_bytes(sums[lane]) + terms.sum::<i32>()
+    });
+    // SAFETY: as above.
+    unsafe { std::mem::transmute(lanes) }
 }
 
 /// [`Integers::quad8`] of int8.
@@ -311,4 +328,27 @@ fn sum(lanes: __m256i) -> i32 {
     let four = _mm_add_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes));
     let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b_01_00_11_10>(four));
     _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b_10_11_00_01>(two)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Instructions, Isa};
+    use crate::skip::skip;
+
+    #[test]
+    fn plain_code_stands_for_the_instruction() {
+        if Isa::at_most(Instructions::AvxVnni).0 != Instructions::AvxVnni {
+            return skip("no AVX_VNNI");
+        }
+        let bytes: [[u8; 4 * WIDTH]; 3] =
+            [5, 151, 77].map(|step: usize| std::array::from_fn(|i| (i * step + step) as u8));
+        // SAFETY: vectors of as many bytes, and the processor was asked.
+        let [found, expected]: [[i32; WIDTH]; 2] = unsafe {
+            let [sums, weights, integers]: [__m256i; 3] = std::mem::transmute(bytes);
+            [dots(sums, weights, integers), interpreted_dots(sums, weights, integers)]
+                .map(|lanes| std::mem::transmute::<__m256i, [i32; WIDTH]>(lanes))
+        };
+        assert_eq!(found, expected);
+    }
 }

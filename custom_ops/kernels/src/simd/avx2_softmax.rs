@@ -205,7 +205,7 @@ mod tests {
         let mut start: Vec<f32> = (0..ROWS * stride).map(|i| (i as f32 * 0.37).sin() * 60.0).collect();
         (start[3 * stride + 2], start[4 * stride + 20], start[5 * stride + 1]) =
             (f32::NAN, f32::NEG_INFINITY, f32::INFINITY);
-        for isa in every_isa_where(Isa::is_avx2, "no AVX2") {
+        for isa in every_isa_where(Isa::has_narrow_vectors, "no AVX2") {
             for first in (0..=stride).step_by(step) {
                 let seen: [usize; ROWS] = std::array::from_fn(|row| (first + row * 7) % (stride + 1));
                 let maxima: Vec<f32> = (0..ROWS).map(|row| [f32::NEG_INFINITY, 70.0, -3.0][row % 3]).collect();

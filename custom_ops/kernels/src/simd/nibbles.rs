@@ -228,7 +228,7 @@ mod tests {
                     let lanes = (0..=step % Nibbles::EACH).map(|_| Nibbles::next16(&mut row)).last().unwrap();
                     assert_eq!(std::mem::transmute::<__m512, [f32; LANES]>(lanes), columns);
                 }
-                if isa.has_wide_vectors() || isa.is_avx2() {
+                if isa.has_wide_vectors() || isa.has_narrow_vectors() {
                     let halves = [0, LANES / 2].map(|half| Nibbles::load8(from.add(half), step));
                     assert_eq!(std::mem::transmute::<[__m256; 2], [f32; LANES]>(halves), columns);
                 }

@@ -157,7 +157,6 @@ pub(crate) struct Raw<W> {
     pub(super) panel_stride: usize,
     pub(super) out: [*mut f32; ROWS],
     /// First column of `out`; 0 where all columns are multiplied at once.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) first: usize,
     pub(super) columns: usize,
     pub(super) mode: Mode,
