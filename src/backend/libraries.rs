@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use moa_schema::{
     ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE,
-    is_wgmma_off, multiprocessors,
+    instructions, is_wgmma_off, multiprocessors,
 };
 
 use super::{BackendError, LibraryUse, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
@@ -233,8 +233,12 @@ pub(super) fn named_archive() -> Option<PathBuf> {
 }
 
 /// The widest instructions that the environment lets the operator library use, where it says so.
-pub fn most_instructions() -> Option<String> {
-    named(INSTRUCTIONS_VARIABLE).map(|level| level.display().to_string())
+///
+/// # Errors
+///
+/// What is wrong with a value that names no level.
+pub fn most_instructions() -> Result<Option<&'static str>, String> {
+    instructions(env::var_os(INSTRUCTIONS_VARIABLE).as_deref())
 }
 
 /// What the environment tells the planner of the CUDA kernels.

@@ -40,6 +40,12 @@ pub(super) fn libraries(backends: &[Box<dyn Backend>], library: Option<&Path>) -
     libraries
 }
 
+/// The widest instructions that the environment lets the operator library use, where it is one of `backends`.
+pub(super) fn instructions(backends: &[Box<dyn Backend>]) -> Option<String> {
+    let is_used = backends.iter().any(|backend| backend.name() == names::ORT);
+    backend::most_instructions().ok().flatten().filter(|_| is_used).map(str::to_owned)
+}
+
 fn hash(path: &Path) -> Option<String> {
     hash_file(path).ok().map(|(sha256, _)| sha256)
 }

@@ -226,13 +226,17 @@ pub(super) struct BackendOptions {
     pub(super) tensorrt: TensorRtOptions,
 }
 
-/// Refuses what none of the chosen backends would heed.
+/// Refuses what none of the chosen backends would heed, and a variable that the operator library would refuse.
 pub(super) fn check_ort_options(
     chosen: &[BackendArgument],
     library: Option<&Path>,
     threads: Option<usize>,
 ) -> Result<(), Failure> {
     let is_chosen = |backend: BackendArgument| chosen.contains(&backend);
+    if is_chosen(BackendArgument::Ort) {
+        let help = "name one of these levels, or leave the variable out";
+        backend::most_instructions().map_err(|message| Failure::usage(message, Some(help)))?;
+    }
     let what = if library.is_some() && !is_chosen(BackendArgument::Ort) {
         "--library is for the backend ort, which was not chosen"
     } else if threads.is_some() && !is_chosen(BackendArgument::Ort) && !is_chosen(BackendArgument::OrtFunction) {

@@ -4,9 +4,13 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
-use super::{Failure, args::VerifyArguments, receipt::libraries};
+use super::{
+    Failure,
+    args::VerifyArguments,
+    receipt::{instructions, libraries},
+};
 use crate::{
-    backend::{Backend, most_instructions, plan_for},
+    backend::{Backend, plan_for},
     checkpoint::Checkpoint,
     export::source_sha256,
     files::name_of,
@@ -68,7 +72,7 @@ impl Receipt {
             model: arguments.model.display().to_string(),
             checkpoint: arguments.checkpoint.display().to_string(),
             cpu: Machine::processor(),
-            instructions: most_instructions(),
+            instructions: instructions(backends),
             threads: arguments.threads,
             runtimes: libraries(backends, arguments.library.as_deref()),
             files,

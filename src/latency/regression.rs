@@ -212,6 +212,7 @@ fn same_circumstances(new: &Receipt, old: &Receipt) -> Result<(), Incomparable> 
             ("routing", receipt.options.routing.clone()),
             ("inputs", receipt.options.inputs.clone().unwrap_or_else(|| "random".into())),
             ("seed", receipt.options.seed.to_string()),
+            ("instructions", receipt.options.instructions.clone().unwrap_or_else(|| "all".into())),
         ]
     };
     let mut pairs = facts(old).into_iter().zip(facts(new));
@@ -316,7 +317,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_differently_is_not_compared() {
-        let changes: [(&str, Edit); 7] = [
+        let changes: [(&str, Edit); 8] = [
             ("processor: a processor then, unknown now", |new| new.receipt.machine.cpu = None),
             ("usable processors: 6 then, 5 now", |new| new.receipt.machine.usable_cpus = 5),
             ("threads: 4 of ONNX Runtime, 1 of tract then, 3 of", |new| new.receipt.threads.onnx_runtime = 3),
@@ -324,6 +325,7 @@ mod tests {
             ("routing: data then, single now", |new| new.receipt.options.routing = "single".into()),
             ("inputs: random then, a file now", |new| new.receipt.options.inputs = Some("a file".into())),
             ("seed: 0 then, 1 now", |new| new.receipt.options.seed = 1),
+            ("instructions: all then, avx2 now", |new| new.receipt.options.instructions = Some("avx2".into())),
         ];
         let old = sample();
         for (text, change) in changes {

@@ -47,9 +47,19 @@ fn the_library_keeps_to_a_level() {
         assert_eq!(with(&scene, "avx2", &format!("{line} told.json --force")).code, Some(0), "{line}");
         assert!(String::from_utf8_lossy(&scene.read("told.json")).contains("\"instructions\": \"avx2\""), "{line}");
     }
-    if cfg!(target_arch = "x86_64") && std::arch::is_x86_feature_detected!("fma") {
+    if fuses() {
         assert!(outputs[0] != outputs[1], "the level changes nothing");
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn fuses() -> bool {
+    std::arch::is_x86_feature_detected!("fma")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn fuses() -> bool {
+    false
 }
 
 #[test]
@@ -57,7 +67,12 @@ fn a_level_that_is_not_known_is_refused() {
     require_runtime();
     let scene = Scene::with_fixture("jetmoe/bf16");
     scene.accepts("ck -o out");
-    let outcome = with(&scene, "AVX512", "run out --random --seq 2");
     let told = "MOA_CPU_INSTRUCTIONS must be one of portable, avx2, avx-vnni, avx512, amx, found AVX512";
-    assert!(outcome.code != Some(0) && outcome.stderr.contains(told), "{:?} {}", outcome.code, outcome.stderr);
+    for line in
+        ["run out --random --seq 2", "verify out --checkpoint ck --backends ort", "bench out --backends ort --seq 2"]
+    {
+        with(&scene, "AVX512", line).assert_refused(line, 2, &[told, "help: "]);
+    }
+    let line = "run out --random --seq 2 --backend ort-function";
+    assert_eq!(with(&scene, "AVX512", line).code, Some(0), "what is not used is not refused");
 }

@@ -16,7 +16,7 @@ fn main() -> ExitCode {
         _ => None,
     };
     let Some(limit) = limit else {
-        println!("usage: microkernel [--at-most {}]", Instructions::NAMES.map(|(name, _)| name).join("|"));
+        println!("usage: microkernel [--at-most {}]", moa_schema::INSTRUCTION_LEVELS.join("|"));
         return ExitCode::FAILURE;
     };
     print_figures(limit);

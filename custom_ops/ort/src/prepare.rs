@@ -1,10 +1,10 @@
 //! Weights that never change, packed when the kernel of a node is created.
 
-use std::{env, ffi::OsStr};
+use std::env;
 
 use moa_kernels::{Instructions, Prepared, ScratchPool, Weight};
 use moa_schema::{
-    Attributes, INSTRUCTIONS_VARIABLE, cross_attention as cross, feed_forward as ffn, lm_head as head,
+    Attributes, INSTRUCTIONS_VARIABLE, cross_attention as cross, feed_forward as ffn, instructions, lm_head as head,
     self_attention as own,
 };
 
@@ -23,16 +23,8 @@ pub(crate) struct Constant<'a> {
 ///
 /// A value of [`INSTRUCTIONS_VARIABLE`] that is no level's name.
 pub(crate) fn most_instructions() -> Result<Instructions, Failure> {
-    instructions_of(env::var_os(INSTRUCTIONS_VARIABLE).as_deref())
-}
-
-fn instructions_of(value: Option<&OsStr>) -> Result<Instructions, Failure> {
-    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(Instructions::default()) };
-    let refused = || {
-        let names = Instructions::NAMES.map(|(name, _)| name).join(", ");
-        Failure::argument(format!("{INSTRUCTIONS_VARIABLE} must be one of {names}, found {}", value.display()))
-    };
-    value.to_str().and_then(Instructions::named).ok_or_else(refused)
+    let level = instructions(env::var_os(INSTRUCTIONS_VARIABLE).as_deref()).map_err(Failure::argument)?;
+    Ok(level.and_then(Instructions::named).unwrap_or_default())
 }
 
 /// Packs what `constant` knows for instructions up to `limit`; an input that is not constant, or does not fit, is left
@@ -75,20 +67,4 @@ pub(crate) fn prepare<'a>(
         let _ = prepared.pack(weight, shape, blocks, values);
     }
     prepared
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn instructions_are_named_and_an_empty_value_counts_as_none() {
-        let of = |value: Option<&str>| instructions_of(value.map(OsStr::new)).map_err(|failure| failure.text);
-        for value in [None, Some(""), Some("amx")] {
-            assert_eq!(of(value), Ok(Instructions::Amx));
-        }
-        assert_eq!(of(Some("avx2")), Ok(Instructions::Avx2));
-        let told = "MOA_CPU_INSTRUCTIONS must be one of portable, avx2, avx-vnni, avx512, amx, found AVX2";
-        assert_eq!(of(Some("AVX2")), Err(told.to_owned()));
-    }
 }

@@ -77,8 +77,8 @@ pub use panic::panic_text;
 pub use routing::RoutingPart;
 pub use shape::{CrossAttentionDims, FeedForwardDims, LmHeadDims, SelfAttentionDims, ShapeError, refuse_integers};
 pub use switches::{
-    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE,
-    is_wgmma_off, multiprocessors,
+    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTION_LEVELS, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE,
+    WGMMA_VARIABLE, instructions, is_wgmma_off, multiprocessors,
 };
 pub use types::{BLOCK, FloatType, IntegerType, MatrixType, NodeTypes};
 

@@ -7,6 +7,9 @@ use std::ffi::OsStr;
 /// node is made.
 pub const INSTRUCTIONS_VARIABLE: &str = "MOA_CPU_INSTRUCTIONS";
 
+/// Levels of instructions that [`INSTRUCTIONS_VARIABLE`] names, the narrowest first.
+pub const INSTRUCTION_LEVELS: [&str; 5] = ["portable", "avx2", "avx-vnni", "avx512", "amx"];
+
 /// Names a kernel archive that is used in place of the one in the build.
 pub const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
 
@@ -23,6 +26,18 @@ pub const WGMMA_VARIABLE: &str = "MOA_CUDA_WGMMA";
 /// Set to a number, plans are made as for a device of so many multiprocessors, so that small calls take the kernels of
 /// large ones: for checks of every kernel. An empty value counts as none. Read when a plan is made.
 pub const MULTIPROCESSORS_VARIABLE: &str = "MOA_CUDA_MULTIPROCESSORS";
+
+/// The level that the value of [`INSTRUCTIONS_VARIABLE`] names.
+///
+/// # Errors
+///
+/// What is wrong with a value that is none of [`INSTRUCTION_LEVELS`].
+pub fn instructions(value: Option<&OsStr>) -> Result<Option<&'static str>, String> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    let levels = INSTRUCTION_LEVELS.join(", ");
+    let refused = || format!("{INSTRUCTIONS_VARIABLE} must be one of {levels}, found {}", value.display());
+    INSTRUCTION_LEVELS.into_iter().find(|level| value == *level).ok_or_else(refused).map(Some)
+}
 
 /// Whether the value of [`WGMMA_VARIABLE`] keeps products from warpgroup products.
 pub fn is_wgmma_off(value: Option<&OsStr>) -> bool {
@@ -47,6 +62,11 @@ mod tests {
 
     #[test]
     fn an_empty_value_counts_as_none() {
+        for (value, expected) in [(None, None), (Some(""), None), (Some("avx-vnni"), Some("avx-vnni"))] {
+            assert_eq!(instructions(value.map(OsStr::new)), Ok(expected), "{value:?}");
+        }
+        let refused = "MOA_CPU_INSTRUCTIONS must be one of portable, avx2, avx-vnni, avx512, amx, found AVX2";
+        assert_eq!(instructions(Some("AVX2".as_ref())), Err(refused.to_owned()));
         assert!(is_wgmma_off(Some("0".as_ref())));
         for value in [None, Some(""), Some("1"), Some("off")] {
             assert!(!is_wgmma_off(value.map(OsStr::new)), "{value:?}");

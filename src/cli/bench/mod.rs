@@ -30,7 +30,7 @@ use super::{
     output_file::{CSV, JSON, OutputFile, PAGE, commit_all, is_stdout, own_ending},
     print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
-    receipt::libraries,
+    receipt::{instructions, libraries},
     run::{BackendOptions, backends, check_ort_options},
 };
 use crate::{
@@ -267,7 +267,7 @@ fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Res
             seconds: setup.budget.time().map(|time| time.as_secs_f64()),
             warm_up: arguments.warm_up,
             allow_failed_parity: arguments.allow_failed_parity,
-            instructions: backend::most_instructions(),
+            instructions: instructions(setup.backends),
         },
         warnings: Vec::new(),
     })

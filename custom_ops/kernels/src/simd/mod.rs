@@ -141,18 +141,14 @@ pub enum Instructions {
 }
 
 impl Instructions {
-    /// Every level by its name, the narrowest first.
-    pub const NAMES: [(&str, Self); 5] = [
-        ("portable", Self::Portable),
-        ("avx2", Self::Avx2),
-        ("avx-vnni", Self::AvxVnni),
-        ("avx512", Self::Avx512),
-        ("amx", Self::Amx),
-    ];
+    /// Every level, in the order of [`moa_schema::INSTRUCTION_LEVELS`].
+    const ALL: [Self; moa_schema::INSTRUCTION_LEVELS.len()] =
+        [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Amx];
 
     /// The level of this name.
     pub fn named(name: &str) -> Option<Self> {
-        Self::NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, level)| level)
+        let index = moa_schema::INSTRUCTION_LEVELS.iter().position(|level| *level == name)?;
+        Some(Self::ALL[index])
     }
 }
 
@@ -215,7 +211,7 @@ impl Isa {
     }
 
     /// Whether vectors have 8 lanes.
-    pub(crate) fn is_avx2(self) -> bool {
+    pub(crate) fn has_narrow_vectors(self) -> bool {
         matches!(self.0, Instructions::Avx2 | Instructions::AvxVnni)
     }
 
