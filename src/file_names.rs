@@ -7,8 +7,8 @@ pub(crate) use moa_graphs::stem::{DECODER, ENCODER, MODEL};
 /// The configuration of a checkpoint, and of a causal language model for Hugging Face's tools.
 pub(crate) const CONFIG: &str = "config.json";
 
-/// The key of an export's configuration that keeps what describes its graph in place of the checkpoint.
-pub(crate) const OF_EXPORT: &str = "moa_export";
+/// The key under which the configuration of an export keeps the sizes of which it says others, for its caches.
+pub(crate) const REPLACED_SIZES: &str = "moa_export";
 
 /// What Hugging Face's tools generate text with.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";

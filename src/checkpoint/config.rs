@@ -10,7 +10,7 @@ use super::{
     json::{Reader, StrictObject},
     limits,
 };
-use crate::{file_names::OF_EXPORT, files::BYTE_ORDER_MARK};
+use crate::{file_names::REPLACED_SIZES, files::BYTE_ORDER_MARK};
 
 /// Reads a `config.json`.
 pub(super) fn read(path: &Path) -> Result<Config, CheckpointError> {
@@ -32,7 +32,7 @@ pub(super) fn parse(file: &str, text: &[u8]) -> Result<Config, CheckpointError> 
     let text = text.strip_prefix(BYTE_ORDER_MARK.as_bytes()).unwrap_or(text);
     let reader = Reader::new(file, "its text");
     let keys = reader.parse(text, StrictObject(&reader))?;
-    match keys.contains_key(OF_EXPORT) {
+    match keys.contains_key(REPLACED_SIZES) {
         true => Err(CheckpointError::ConfigOfExport { file: file.into() }),
         false => Ok(Config::new(file, keys)),
     }

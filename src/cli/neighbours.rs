@@ -31,7 +31,7 @@ impl Neighbours {
     pub(super) fn before(output: &Path, force: bool) -> Self {
         let folder = if output.is_dir() { output } else { folder_of(output) };
         let mut files = if force { files_of(folder) } else { Vec::new() };
-        files.retain(|path| is_model(path));
+        files.retain(|path| is_read(path));
         files.sort();
         let neighbour = |path: PathBuf| {
             let model = read_model(&path).ok()?;
@@ -65,13 +65,20 @@ impl Neighbours {
             && !is_graph(&neighbour.path)
             && neighbour.source.as_ref().is_some_and(|source| *source != report.source_sha256)
         {
-            note(&format!("{path} holds the weights of an earlier export"));
+            note(&format!("{path} was made from other weights than this export"));
         }
     }
 }
 
 fn is_model(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx"))
+}
+
+/// Bytes of a model that is read for a note; one whose weights lie beside it has far fewer.
+const LARGEST: u64 = 64 << 20;
+
+fn is_read(path: &Path) -> bool {
+    is_model(path) && path.metadata().is_ok_and(|metadata| metadata.len() <= LARGEST)
 }
 
 /// Whether a file has the name that a graph of a folder has.
@@ -83,7 +90,7 @@ fn is_graph(path: &Path) -> bool {
 fn note_of_old_data(files: impl Iterator<Item = PathBuf>, written: &[PathBuf]) {
     for data in files.filter(|data| data.is_file() && !written.contains(&place(data))) {
         let readers = files_of(folder_of(&data));
-        let mut readers = readers.iter().filter(|model| !written.contains(&place(model)));
+        let mut readers = readers.iter().filter(|model| is_read(model) && !written.contains(&place(model)));
         match readers.find(|model| is_data_of(&place(&data), model)) {
             None => note(&format!("{} is of an earlier export; nothing reads it now", data.display())),
             Some(model) => {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{LARGEST, SideFile, SideFileOptions, file_in, library_name};
 use crate::{
-    file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG, OF_EXPORT},
+    file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG, REPLACED_SIZES},
     text::{Keys, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TextError, read_bytes},
 };
 
@@ -107,7 +107,7 @@ impl CausalLmFiles<'_> {
                 "hidden_size": attention.width,
                 "num_attention_heads": attention.kv_num_heads * attention.top_k,
             });
-            set(OF_EXPORT, json!({ "replaced": replaced }));
+            set(REPLACED_SIZES, json!({ "replaced": replaced }));
         }
         if let Some(positions) = self.model.max_positions() {
             set("max_position_embeddings", positions.into());

@@ -137,7 +137,7 @@ fn models_of_weights_that_were_replaced_are_named() {
     assert_eq!(noted("prepare out/model.onnx -o out/m.trt.onnx --force").len(), 0);
     fs::remove_file(scene.path("out/model.onnx.data")).unwrap();
     let noted = noted("baseline mlm-8k8e128d --layers 1 --vocab 100 -o out --force");
-    assert_eq!(noted[0], "note: out/m.trt.onnx holds the weights of an earlier export");
+    assert_eq!(noted[0], "note: out/m.trt.onnx was made from other weights than this export");
     assert!(noted[1..].iter().all(|note| note.contains(" was there before, ")), "{noted:?}");
 }
 
