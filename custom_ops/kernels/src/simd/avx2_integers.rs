@@ -49,7 +49,7 @@ pub(super) trait Sums<W> {
 pub(super) struct Dots;
 
 /// The microkernel for `rows` rows and `vectors` vectors of 16 columns of one panel. Few rows take all of a panel at
-/// once, as it comes from memory; more take one vector after the other, so that all their sums stay in registers.
+/// once, as it comes from memory; more take two vectors or one at a time, so that all their sums stay in registers.
 pub(super) fn kernel<W: Integers, S: Sums<W>>(rows: usize, vectors: usize) -> Kernel<W> {
     match (rows, vectors) {
         (1, 2) => block::<W, S, 1, ALL>,
