@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+#[cfg(feature = "ort")]
+use crate::onnx::proto::tensor_proto::DataType;
 use crate::onnx::proto::{ModelProto, NodeProto};
 use crate::onnx::read::for_each_node;
 
@@ -45,4 +47,19 @@ pub(super) fn without_body(model: &ModelProto) -> BTreeSet<String> {
         names.remove(&function.name);
     }
     names
+}
+
+/// Whether a node of ours is as `prepare` alone writes it: absent inputs are left out, or what it reads is cast to
+/// bf16.
+#[cfg(feature = "ort")]
+pub(super) fn are_for_tensorrt(model: &ModelProto) -> bool {
+    const BF16: i64 = DataType::Bfloat16 as i64;
+    let nodes = || model.graph.iter().flat_map(|graph| &graph.node);
+    let is_cast = |node: &&NodeProto| node.op_type == "Cast" && node.int_attribute("to") == Some(BF16);
+    let casts: BTreeSet<&str> = nodes().filter(is_cast).flat_map(|node| &node.output).map(String::as_str).collect();
+    let is_prepared = |node: &NodeProto| {
+        let moved = node.int_attribute(moa_schema::PRESENT_INPUTS).is_some_and(|mask| mask != 0);
+        moved || node.input.first().is_some_and(|input| casts.contains(input.as_str()))
+    };
+    nodes().filter(|node| node.domain == moa_schema::DOMAIN).any(is_prepared)
 }

@@ -129,10 +129,12 @@ impl Backend for OrtBackend {
     }
 
     fn probe(&self, model: &OnnxFile) -> Result<(), BackendError> {
+        refuse_prepared(model)?;
         guarded(self.name(), "load its libraries", || self.start(model).map(|_| ()))
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
+        refuse_prepared(model)?;
         let session = guarded(self.name(), "load the model", || self.session(model, None))?;
         let caches = match self.operators {
             OrtOperators::Library => caches_in_place(model),
@@ -151,6 +153,17 @@ pub(super) fn register(runtime: &OrtRuntime, path: &Path) -> Result<(), BackendE
 /// What the operator library is to `model`.
 fn use_by(model: &OnnxFile) -> LibraryUse {
     if operators::without_body(model.model()).is_empty() { LibraryUse::Run } else { LibraryUse::RunFused }
+}
+
+/// Refuses nodes as TensorRT's parser alone takes them.
+fn refuse_prepared(model: &OnnxFile) -> Result<(), BackendError> {
+    if !operators::are_for_tensorrt(model.model()) {
+        return Ok(());
+    }
+    Err(BackendError::Unsupported {
+        why: "the model was prepared for TensorRT: its nodes read bf16, or inputs that were moved together".into(),
+        help: Some("give the file that it was prepared from"),
+    })
 }
 
 fn require_bodies(missing: &BTreeSet<String>) -> Result<(), BackendError> {

@@ -8,7 +8,7 @@ use moa_schema::{feed_forward as ffn, self_attention as own};
 use prost::Message;
 use serde_json::Value;
 
-use crate::scene::Scene;
+use crate::scene::{Scene, require_runtime};
 
 const FORMS: [&str; 3] = ["function", "fused", "standard"];
 
@@ -301,4 +301,25 @@ fn weights_in_a_file_of_their_own_stay_where_they_are() {
     scene.refuses("prepare out/model.onnx -o x.onnx", 2, &["-o names another folder", "choose a file in out"]);
     scene.accepts("prepare out/model.onnx -o out/model.trt.onnx");
     assert!(!nodes(&scene, "out/model.trt.onnx").is_empty());
+}
+
+/// Nodes that read bf16, and a MoLM's whose absent inputs are left out; in fp32 others run as they are.
+#[test]
+fn what_tensorrt_alone_takes_is_no_failure_of_onnx_runtime() {
+    require_runtime();
+    for (model, dtype) in [("jetmoe/bf16", "bf16"), ("molm/mlp", "fp32")] {
+        let scene = Scene::with_fixture(model);
+        scene.accepts(&format!("ck -o out --dtype {dtype}"));
+        scene.accepts("prepare out -o out/p.onnx");
+        let told = "the model was prepared for TensorRT";
+        let outcome = scene.moa("verify out/p.onnx --checkpoint ck");
+        assert_eq!(outcome.code, Some(4), "{model}: {}{}", outcome.stdout, outcome.stderr);
+        assert!(outcome.stdout.contains(&format!("ort was skipped: {told}")), "{model}: {}", outcome.stdout);
+        let help = "help: give the file that it was prepared from";
+        scene.refuses("run out/p.onnx --random --seq 2", 4, &[told, help]);
+    }
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    scene.accepts("prepare out -o out/p.onnx");
+    scene.accepts("verify out/p.onnx --checkpoint ck --backends ort");
 }
