@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use crate::onnx::proto::tensor_proto::DataType;
 use crate::onnx::proto::{ModelProto, NodeProto};
 use crate::onnx::read::for_each_node;
+#[cfg(feature = "ort")]
+use crate::onnx::read::present_inputs;
 
 /// Domain of ONNX Runtime's own operators.
 #[cfg(feature = "tract")]
@@ -58,8 +60,7 @@ pub(super) fn are_for_tensorrt(model: &ModelProto) -> bool {
     let is_cast = |node: &&NodeProto| node.op_type == "Cast" && node.int_attribute("to") == Some(BF16);
     let casts: BTreeSet<&str> = nodes().filter(is_cast).flat_map(|node| &node.output).map(String::as_str).collect();
     let is_prepared = |node: &NodeProto| {
-        let moved = node.int_attribute(moa_schema::PRESENT_INPUTS).is_some_and(|mask| mask != 0);
-        moved || node.input.first().is_some_and(|input| casts.contains(input.as_str()))
+        present_inputs(node).is_some() || node.input.first().is_some_and(|input| casts.contains(input.as_str()))
     };
     nodes().filter(|node| node.domain == moa_schema::DOMAIN).any(is_prepared)
 }

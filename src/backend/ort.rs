@@ -87,6 +87,7 @@ impl OrtBackend {
 
     /// The runtime, and what builds a session for `model` with the libraries that it needs.
     fn start(&self, model: &OnnxFile) -> Result<(OrtRuntime, SessionBuilder), BackendError> {
+        refuse_prepared(model)?;
         let of_model = |error: BackendError| error.with_use(use_by(model));
         let library = self.library(model).map_err(of_model)?;
         let runtime = load_onnxruntime()?;
@@ -129,12 +130,10 @@ impl Backend for OrtBackend {
     }
 
     fn probe(&self, model: &OnnxFile) -> Result<(), BackendError> {
-        refuse_prepared(model)?;
         guarded(self.name(), "load its libraries", || self.start(model).map(|_| ()))
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
-        refuse_prepared(model)?;
         let session = guarded(self.name(), "load the model", || self.session(model, None))?;
         let caches = match self.operators {
             OrtOperators::Library => caches_in_place(model),

@@ -71,7 +71,7 @@ pub(super) fn is_data_of(output: &Path, input: &Path) -> bool {
     has_ending(input, "onnx") && reads_data()
 }
 
-fn has_ending(path: &Path, ending: &str) -> bool {
+pub(super) fn has_ending(path: &Path, ending: &str) -> bool {
     path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
 }
 

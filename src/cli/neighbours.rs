@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    apart::{files_of, is_data_of, place},
+    apart::{files_of, has_ending, is_data_of, place},
     note,
 };
 use crate::{
@@ -47,7 +47,7 @@ impl Neighbours {
     pub(super) fn note_of(&self, report: &ExportReport, output: &Path, of_checkpoint: bool) {
         let written: Vec<PathBuf> = report.files.iter().map(|file| place(&file.path)).collect();
         for neighbour in self.0.iter().filter(|neighbour| !written.contains(&place(&neighbour.path))) {
-            self.note_of_model(neighbour, report, &written, output);
+            neighbour.note(report, &written, output);
         }
         let models = report.files.iter().map(|file| &file.path).filter(|path| is_model(path));
         note_of_old_data(models.map(|model| data_file(model)), &written);
@@ -55,15 +55,17 @@ impl Neighbours {
             note_of_old_files(output, &written);
         }
     }
+}
 
-    fn note_of_model(&self, neighbour: &Neighbour, report: &ExportReport, written: &[PathBuf], output: &Path) {
-        let path = neighbour.path.display();
-        if let Some(data) = neighbour.data.iter().find(|data| written.contains(data)) {
+impl Neighbour {
+    fn note(&self, report: &ExportReport, written: &[PathBuf], output: &Path) {
+        let path = self.path.display();
+        if let Some(data) = self.data.iter().find(|data| written.contains(data)) {
             let name = data.file_name().unwrap_or_default().display();
             note(&format!("{path} reads {name}, which was written anew: make it again"));
         } else if output.is_dir()
-            && !is_graph(&neighbour.path)
-            && neighbour.source.as_ref().is_some_and(|source| *source != report.source_sha256)
+            && !is_graph(&self.path)
+            && self.source.as_ref().is_some_and(|source| *source != report.source_sha256)
         {
             note(&format!("{path} was made from other weights than this export"));
         }
@@ -71,7 +73,7 @@ impl Neighbours {
 }
 
 fn is_model(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx"))
+    has_ending(path, "onnx")
 }
 
 /// Bytes of a model that is read for a note; one whose weights lie beside it has far fewer.
@@ -103,11 +105,10 @@ fn note_of_old_data(files: impl Iterator<Item = PathBuf>, written: &[PathBuf]) {
 /// Names files of a folder that commands and other programs may read, and that were not written there.
 fn note_of_old_files(folder: &Path, written: &[PathBuf]) {
     let is_left = |path: &PathBuf| path.is_file() && !written.contains(&place(path));
-    let graphs: Vec<PathBuf> = GRAPHS.map(|graph| folder.join(graph_file(graph))).into_iter().filter(is_left).collect();
-    let gone =
-        GRAPHS.map(|graph| folder.join(graph_file(graph))).into_iter().filter(|graph| !written.contains(&place(graph)));
-    note_of_old_data(gone.map(|graph| data_file(&graph)), written);
-    for path in graphs {
+    let graphs = GRAPHS.map(|graph| folder.join(graph_file(graph)));
+    let gone = graphs.iter().filter(|graph| !written.contains(&place(graph)));
+    note_of_old_data(gone.map(|graph| data_file(graph)), written);
+    for path in graphs.iter().filter(|graph| is_left(graph)) {
         note(&format!(
             "{} is of an earlier export, and commands may take it for this folder: remove it",
             path.display()

@@ -16,8 +16,8 @@ pub(crate) fn operator_input<'a>(node: &'a NodeProto, parameter: &str) -> Option
 }
 
 /// Which inputs of its operator a node has whose inputs were moved together, a bit for each.
-pub(super) fn present_inputs(node: &NodeProto) -> Option<i64> {
-    node.find_attribute(PRESENT_INPUTS)?.i.filter(|mask| *mask != 0)
+pub(crate) fn present_inputs(node: &NodeProto) -> Option<i64> {
+    node.int_attribute(PRESENT_INPUTS).filter(|mask| *mask != 0)
 }
 
 /// What `node` reads as the input `index` of its operator, where it reads one.

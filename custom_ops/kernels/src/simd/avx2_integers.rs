@@ -152,6 +152,8 @@ fn fetch<W: Integers>(fetches: &mut Fetches, right: *const W, step: usize) {
 }
 
 impl<W: Integers> Sums<W> for Dots {
+    // Sums come back after some cycles, so that few rows need two vectors; those of more rows leave the registers
+    // (benches/NOTES.md).
     const MOST_OF_TWO: usize = 6;
 
     #[target_feature(enable = "avx2,fma,f16c")]
