@@ -5,7 +5,7 @@ use std::fs;
 use crate::scene::{Outcome, Scene, require_runtime};
 
 const VARIABLE: &str = "MOA_CPU_INSTRUCTIONS";
-const LEVELS: [&str; 5] = ["portable", "avx2", "avx-vnni", "avx512", "amx"];
+const LEVELS: [&str; 6] = ["portable", "neon", "avx2", "avx-vnni", "avx512", "amx"];
 
 fn with(scene: &Scene, level: &str, line: &str) -> Outcome {
     let mut command = scene.command(line);
@@ -33,7 +33,7 @@ fn the_library_keeps_to_a_level() {
     require_runtime();
     let scene = Scene::with_fixture("jetmoe/bf16");
     scene.accepts("ck -o out");
-    let outputs = ["portable", "", LEVELS[4]].map(|level| {
+    let outputs = ["portable", "", LEVELS[5]].map(|level| {
         let line = format!("run out --random --seq 16 --outputs {level}.safetensors --threads 1");
         let outcome = with(&scene, level, &line);
         assert_eq!(outcome.code, Some(0), "{level}: {}", outcome.stderr);
@@ -67,7 +67,7 @@ fn a_level_that_is_not_known_is_refused() {
     require_runtime();
     let scene = Scene::with_fixture("jetmoe/bf16");
     scene.accepts("ck -o out");
-    let told = "MOA_CPU_INSTRUCTIONS must be one of portable, avx2, avx-vnni, avx512, amx, found AVX512";
+    let told = "MOA_CPU_INSTRUCTIONS must be one of portable, neon, avx2, avx-vnni, avx512, amx, found AVX512";
     for line in
         ["run out --random --seq 2", "verify out --checkpoint ck --backends ort", "bench out --backends ort --seq 2"]
     {

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 pub const INSTRUCTIONS_VARIABLE: &str = "MOA_CPU_INSTRUCTIONS";
 
 /// Levels of instructions that [`INSTRUCTIONS_VARIABLE`] names, the narrowest first.
-pub const INSTRUCTION_LEVELS: [&str; 5] = ["portable", "avx2", "avx-vnni", "avx512", "amx"];
+pub const INSTRUCTION_LEVELS: [&str; 6] = ["portable", "neon", "avx2", "avx-vnni", "avx512", "amx"];
 
 /// Names a kernel archive that is used in place of the one in the build.
 pub const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
@@ -65,7 +65,7 @@ mod tests {
         for (value, expected) in [(None, None), (Some(""), None), (Some("avx-vnni"), Some("avx-vnni"))] {
             assert_eq!(instructions(value.map(OsStr::new)), Ok(expected), "{value:?}");
         }
-        let refused = "MOA_CPU_INSTRUCTIONS must be one of portable, avx2, avx-vnni, avx512, amx, found AVX2";
+        let refused = "MOA_CPU_INSTRUCTIONS must be one of portable, neon, avx2, avx-vnni, avx512, amx, found AVX2";
         assert_eq!(instructions(Some("AVX2".as_ref())), Err(refused.to_owned()));
         assert!(is_wgmma_off(Some("0".as_ref())));
         for value in [None, Some(""), Some("1"), Some("off")] {

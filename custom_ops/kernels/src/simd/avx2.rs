@@ -6,17 +6,15 @@ use std::arch::x86_64::{
 };
 use std::ptr::null;
 
+use super::partial_vectors::through_lanes;
 use super::product::{Fetch, Kernel, LINE, Mode, PAGE, Raw, STEPS};
-use super::{Element, PANEL, ROW_PANELS_OF_AVX2, ROWS};
+use super::{Element, PANEL};
 
 /// Elements of one vector.
 pub(super) const WIDTH: usize = 8;
 
 /// Vectors that the processor names.
 const REGISTERS: usize = 16;
-
-/// Most columns of one call.
-const MOST_COLUMNS: usize = ROW_PANELS_OF_AVX2 * PANEL;
 
 /// Rows of the largest piece, which has two vectors of columns: elements of several inner steps stay in registers until
 /// the last of these, and so do their scales.
@@ -66,7 +64,8 @@ impl Fetches {
     }
 }
 
-/// The microkernel for `rows` rows and `vectors` vectors of 16 columns, at most [`MOST_COLUMNS`].
+/// The microkernel for `rows` rows and `vectors` vectors of 16 columns, at most as many columns as
+/// [`through_lanes`] takes.
 pub(super) fn kernel<W: Element>(rows: usize, vectors: usize) -> Kernel<W> {
     match (rows, vectors) {
         (1, ..3) => few::<W, 1, 4>,
@@ -152,26 +151,6 @@ unsafe fn few<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
 unsafe fn few_rows<W: Element, const M: usize, const V: usize>(raw: &Raw<W>) {
     // SAFETY: by the caller's promise.
     unsafe { piece::<W, M, V, false>(raw, 0, 0, Fetches { own: raw.fetch.next, ..Fetches::NOTHING }) };
-}
-
-/// Runs a kernel that writes whole vectors where the destination does not end with one.
-///
-/// # Safety
-///
-/// As [`block`].
-#[cold]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn through_lanes<W: Element>(raw: &Raw<W>, kernel: Kernel<W>) {
-    let mut lanes = [[0.0f32; MOST_COLUMNS]; ROWS];
-    let scales = if raw.scales.is_null() { null() } else { raw.scales.wrapping_add(raw.first) };
-    let out = lanes.each_mut().map(|row| row.as_mut_ptr());
-    let rows = || raw.out.into_iter().map(|row| row.wrapping_add(raw.first)).zip(out).take(raw.rows);
-    // SAFETY: by the caller's promise the destination holds the columns, which are at most `MOST_COLUMNS`.
-    unsafe {
-        rows().for_each(|(row, lanes)| std::ptr::copy_nonoverlapping(row, lanes, raw.columns));
-        kernel(&Raw { out, first: 0, scales, ..*raw });
-        rows().for_each(|(row, lanes)| std::ptr::copy_nonoverlapping(lanes, row, raw.columns));
-    }
 }
 
 /// The rows `first .. first + M` times `V` vectors from `column` on; whole vectors are written. `LATER` says whether

@@ -17,7 +17,8 @@ use std::arch::x86_64::{
 
 use moa_schema::BLOCK;
 
-use super::avx2::{Fetches, WIDTH, finish, first_terms, through_lanes};
+use super::avx2::{Fetches, WIDTH, finish, first_terms};
+use super::partial_vectors::through_lanes;
 use super::product::{Kernel, LINE, PAGE, Raw, STEPS};
 use super::quantized::{HEAD, Integers, QUAD, QUANTIZED_ROWS, WORDS, lines_of_block, scales};
 use super::{LANES, PANEL, StepOrder};

@@ -4,6 +4,12 @@
 //! int8 is widened to the f32 of its value: what it is scaled by is no matter of elements.
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::{
+    float32x4_t, uint32x4_t, vandq_u32, vcreate_s8, vcvtq_f32_s32, vdupq_n_u32, vget_low_s16, vld1_u16, vld1q_f32,
+    vld1q_u32, vmovl_s8, vmovl_s16, vreinterpretq_f32_u32, vreinterpretq_s32_u32, vreinterpretq_u32_f32,
+    vreinterpretq_u32_s32, vshlq_n_u32,
+};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
     __m256, __m256i, __m512, __m512i, _mm_loadl_epi64, _mm_loadu_si128, _mm256_and_si256, _mm256_castps_si256,
@@ -18,6 +24,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::widened;
 use super::portable::multiply_add;
 use super::product::Kernel;
 use super::{Isa, quantized};
@@ -149,6 +157,36 @@ pub(crate) trait Element: Copy + Default + std::fmt::Debug + Send + Sync + 'stat
         unsafe { Self::next8(&mut Self::row8(from, step)) }
     }
 
+    /// 4 columns in registers, from inner step `step` on as far as the same elements hold them.
+    ///
+    /// # Safety
+    ///
+    /// 4 elements must be readable in every row of the group, the first of which is at `from`; the processor must have
+    /// NEON.
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn row4(from: *const Self, step: usize) -> [uint32x4_t; 2];
+
+    /// The next inner step of 4 columns.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have NEON.
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn next4(row: &mut [uint32x4_t; 2]) -> float32x4_t;
+
+    /// Inner step `step` of 4 columns.
+    ///
+    /// # Safety
+    ///
+    /// As [`Element::row4`].
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load4(from: *const Self, step: usize) -> float32x4_t {
+        // SAFETY: by the caller's promise.
+        unsafe { Self::next4(&mut Self::row4(from, step)) }
+    }
+
     /// Rows of elements that `inner` steps take.
     fn rows(inner: usize) -> usize {
         inner.div_ceil(Self::STEPS) * Self::ROWS
@@ -214,6 +252,21 @@ impl Element for f32 {
     unsafe fn next8([row, _]: &mut [__m256i; 2]) -> __m256 {
         _mm256_castsi256_ps(*row)
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn row4(from: *const Self, _: usize) -> [uint32x4_t; 2] {
+        // SAFETY: by the caller's promise.
+        [vreinterpretq_u32_f32(unsafe { vld1q_f32(from) }); 2]
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn next4([row, _]: &mut [uint32x4_t; 2]) -> float32x4_t {
+        vreinterpretq_f32_u32(*row)
+    }
 }
 
 /// Two inner steps of a column side by side: an instruction widens either of them for a whole vector, and AMX tiles
@@ -269,6 +322,25 @@ impl Element for [bf16; 2] {
         *row = [second; 2];
         _mm256_castsi256_ps(first)
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn row4(from: *const Self, step: usize) -> [uint32x4_t; 2] {
+        // SAFETY: by the caller's promise; a bf16 is the upper half of an f32.
+        let both = unsafe { vld1q_u32(from.cast()) };
+        let second = vandq_u32(both, vdupq_n_u32(UPPER.cast_unsigned()));
+        [if step.is_multiple_of(2) { vshlq_n_u32::<16>(both) } else { second }, second]
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn next4(row: &mut [uint32x4_t; 2]) -> float32x4_t {
+        let [first, second] = *row;
+        *row = [second; 2];
+        vreinterpretq_f32_u32(first)
+    }
 }
 
 impl Element for f16 {
@@ -309,6 +381,22 @@ impl Element for f16 {
     #[inline]
     unsafe fn next8([row, _]: &mut [__m256i; 2]) -> __m256 {
         _mm256_castsi256_ps(*row)
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn row4(from: *const Self, _: usize) -> [uint32x4_t; 2] {
+        // SAFETY: by the caller's promise.
+        let halves = unsafe { vld1_u16(from.cast()) };
+        [vreinterpretq_u32_f32(widened(halves)); 2]
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn next4([row, _]: &mut [uint32x4_t; 2]) -> float32x4_t {
+        vreinterpretq_f32_u32(*row)
     }
 }
 
@@ -359,5 +447,21 @@ impl Element for i8 {
     #[inline]
     unsafe fn next8([row, _]: &mut [__m256i; 2]) -> __m256 {
         _mm256_cvtepi32_ps(*row)
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn row4(from: *const Self, _: usize) -> [uint32x4_t; 2] {
+        // SAFETY: by the caller's promise; four bytes stand where they may.
+        let bytes = vcreate_s8(u64::from(unsafe { from.cast::<u32>().read_unaligned() }));
+        [vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes)))); 2]
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn next4([row, _]: &mut [uint32x4_t; 2]) -> float32x4_t {
+        vcvtq_f32_s32(vreinterpretq_s32_u32(*row))
     }
 }

@@ -1,4 +1,4 @@
-//! Attention of few slots that see the same keys, of one token or of several, in vectors of `L` lanes, 8 or 16.
+//! Attention of few slots that see the same keys, of one token or of several, in vectors of `L` lanes, 4, 8 or 16.
 //!
 //! Lane `l` of a vector multiplies the elements `l, l + L, …` of a query and a key; the lanes of `L` keys are summed
 //! together. Keys and values are read once for each four slots, those of f16 widened in registers. Where rows come
@@ -9,6 +9,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use super::{Element, Instructions, Isa, LANES, OneToken, ROWS};
 use crate::grid::Tile;
@@ -37,7 +39,7 @@ impl FewSlots<'_> {
 
     /// Whether these sizes are served with the instructions of `isa`.
     pub(crate) fn serves(isa: Isa, slots: usize, head: usize) -> bool {
-        isa.0 >= Instructions::Avx2 && (1..=FEW).contains(&slots) && head > 0 && head.is_multiple_of(LANES)
+        isa.0 > Instructions::Portable && (1..=FEW).contains(&slots) && head > 0 && head.is_multiple_of(LANES)
     }
 }
 
@@ -91,7 +93,7 @@ impl<T: Element> FewSlots<'_, T> {
 
 /// Slots whose queries and destinations hold a head, and keys and values, all in bounds; `FAR` where these are fetched,
 /// known to the compiler: another branch for each vector takes 1 to 2 % of a short call.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "aarch64", target_arch = "x86_64")), allow(dead_code))]
 struct Block<T, const FAR: bool> {
     queries: [*const f32; FEW],
     out: [*mut f32; FEW],
@@ -102,7 +104,7 @@ struct Block<T, const FAR: bool> {
     head: usize,
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 impl<T: Element, const FAR: bool> Block<T, FAR> {
     /// Where the row `place` of keys or values begins.
     fn row(&self, rows: [*const T; 2], place: usize) -> *const T {
@@ -110,7 +112,22 @@ impl<T: Element, const FAR: bool> Block<T, FAR> {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+impl<T: Element, const FAR: bool> Block<T, FAR> {
+    /// Products of the queries and up to [`KEYS`] keys.
+    fn score(&self, _: Isa, slots: usize, places: &[usize], scores: &mut Scores) {
+        // SAFETY: `FewSlots::attend` proved the bounds, and `Isa` the instructions.
+        unsafe { neon::scores(self, slots, places, scores) }
+    }
+
+    /// Adds the weighted values to what the destinations hold times `factors`; `None` where they hold nothing.
+    fn mix(&self, _: Isa, slots: usize, places: [&[usize]; 2], scores: &Scores, factors: Option<&[f32; ROWS]>) {
+        // SAFETY: as above.
+        unsafe { neon::mix(self, slots, places[0], scores, factors) }
+    }
+}
+
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 impl<T: Element, const FAR: bool> Block<T, FAR> {
     fn score(&self, _: Isa, _: usize, _: &[usize], _: &mut Scores) {}
 

@@ -5,11 +5,13 @@
 //! for each of the `levels`. Every element of a product is one chain of adds in rising order of the inner index, of
 //! blocks of it where rows are quantized, whatever the size of the block that it is computed in.
 //!
+//! `avx512`, `avx2` and `neon` are the microkernels, `partial_vectors` what some of them do at ragged ends.
+//!
 //! `few_keys` and `few_slots` are the doors to the attention of one token to few keys, and of few slots to many;
 //! `past_caches` is that to copies that the caches do not keep.
 //!
-//! `rounded_rows` is the door to rows that are rounded: `pairs` to bf16, `quantized` to int8, which `vnni` and
-//! `avx2_integers` multiply.
+//! `rounded_rows` is the door to rows that are rounded: `pairs` to bf16, `quantized` to int8, which `vnni`,
+//! `avx2_integers` and `neon_integers` multiply.
 //! `packable` makes elements of weights.
 //!
 //! `widened` is the door to panels that are widened for many blocks of rows.
@@ -68,6 +70,12 @@ mod levels;
 #[allow(unsafe_code)]
 pub(crate) mod limits;
 pub(crate) mod magnitudes;
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code)]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code)]
+mod neon_integers;
 #[allow(unsafe_code)]
 mod nibbles;
 mod one_token;
@@ -75,6 +83,9 @@ mod packable;
 #[allow(unsafe_code)]
 pub(crate) mod pairs;
 mod pairs_on_tiles;
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+#[allow(unsafe_code)]
+mod partial_vectors;
 #[allow(unsafe_code)]
 mod past_caches;
 #[allow(unsafe_code)]
@@ -121,14 +132,16 @@ const FEW_ROWS: usize = 3;
 /// Panels that one call multiplies with so few rows.
 const ROW_PANELS: usize = 4;
 
-/// Panels that one call multiplies with a single row, where vectors have 8 lanes and there are half as many.
-const ROW_PANELS_OF_AVX2: usize = 2;
+/// Panels that one call multiplies with a single row, where vectors have 8 lanes or 4.
+const ROW_PANELS_OF_NARROW: usize = 2;
 
 /// Instructions that the kernels may use; the processor decides where it has fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Instructions {
-    /// What every processor of the architecture has.
+    /// What the compiler makes of plain arithmetic for every processor of the architecture.
     Portable,
+    /// NEON, which every aarch64 has.
+    Neon,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX_VNNI for rows that are rounded to int8, besides AVX2, FMA and F16C.
@@ -143,7 +156,7 @@ pub enum Instructions {
 impl Instructions {
     /// Every level, in the order of [`moa_schema::INSTRUCTION_LEVELS`].
     const ALL: [Self; moa_schema::INSTRUCTION_LEVELS.len()] =
-        [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Amx];
+        [Self::Portable, Self::Neon, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Amx];
 
     /// The level of this name.
     pub fn named(name: &str) -> Option<Self> {
@@ -191,6 +204,10 @@ impl Isa {
                 return Self(Instructions::Avx2, habits, Rounding::NONE);
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if limit >= Instructions::Neon {
+            return Self(Instructions::Neon, habits, Rounding::NONE);
+        }
         let _ = limit;
         Self(Instructions::Portable, habits, Rounding::NONE)
     }
@@ -210,9 +227,9 @@ impl Isa {
         self.has_wide_vectors() && !self.1.two_passes
     }
 
-    /// Whether vectors have 8 lanes.
+    /// Whether vectors have 8 lanes or 4, so that blocks which stay in registers have few rows.
     pub(crate) fn has_narrow_vectors(self) -> bool {
-        matches!(self.0, Instructions::Avx2 | Instructions::AvxVnni)
+        matches!(self.0, Instructions::Neon | Instructions::Avx2 | Instructions::AvxVnni)
     }
 
     /// The same without tiles. Rows that tiles would have rounded to bf16 stay f32 where vectors gain nothing by it.
@@ -249,6 +266,10 @@ impl Isa {
             return Self(self.0, self.1, Rounding { rows: Form::OF_INT8, attention });
         }
         match self.0 {
+            #[cfg(target_arch = "aarch64")]
+            Instructions::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => {
+                Self(self.0, self.1, Rounding { rows: Form::OF_INT8, attention: false })
+            }
             Instructions::AvxVnni => Self(self.0, self.1, Rounding { rows: Form::OF_INT8, attention: false }),
             Instructions::Avx2 => Self(self.0, self.1, Rounding { rows: Form::OF_INT4, attention: false }),
             _ => self,
@@ -330,9 +351,7 @@ impl Isa {
 /// Every level that the processor has, and with AVX-512 every way to read.
 #[cfg(test)]
 pub(crate) fn every_isa() -> Vec<Isa> {
-    let levels =
-        [Instructions::Portable, Instructions::Avx2, Instructions::AvxVnni, Instructions::Avx512, Instructions::Amx]
-            .map(Isa::at_most);
+    let levels = Instructions::ALL.map(Isa::at_most);
     let ways = [Streams::Several, Streams::One];
     let way = |level: &Isa, streams| Isa(level.0, Habits { streams, ..level.1 }, level.2);
     let mut all: Vec<Isa> = levels.iter().flat_map(|level| ways.map(|streams| way(level, streams))).collect();

@@ -4,6 +4,11 @@
 //! steps of a column in a lane, the first in its lowest bits. A weight is its integer times its scale: 11 bits at most,
 //! so that the product is exact, and nothing is left to do once weights are summed.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::{
+    float32x4_t, uint32x4_t, vandq_u32, vcvtq_f32_s32, vdupq_n_u32, vld1q_u32, vmulq_f32, vreinterpretq_f32_u32,
+    vreinterpretq_s32_u32, vshlq_n_u32, vshrq_n_s32, vshrq_n_u32,
+};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
     __m256, __m256i, __m512, __m512i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps, _mm256_loadu_si256,
@@ -60,6 +65,17 @@ impl Nibbles {
         let shift = (Self::EACH - 1 - step % Self::EACH) * BITS;
         let integer = (integers.0 << shift).cast_signed() >> ((Self::EACH - 1) * BITS);
         (integer, f32::from_bits(scales.0 << scale_shift(step) & UPPER.cast_unsigned()))
+    }
+}
+
+/// The scales of step `step`, of both halves of a group, as f32.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+#[inline]
+pub(super) fn scales4(both: uint32x4_t, step: usize) -> uint32x4_t {
+    match scale_shift(step) {
+        0 => vandq_u32(both, vdupq_n_u32(UPPER.cast_unsigned())),
+        _ => vshlq_n_u32::<16>(both),
     }
 }
 
@@ -156,6 +172,27 @@ impl Element for Nibbles {
         _mm256_mul_ps(_mm256_cvtepi32_ps(value), _mm256_castsi256_ps(*scale))
     }
 
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn row4(from: *const Self, step: usize) -> [uint32x4_t; 2] {
+        // SAFETY: by the caller's promise.
+        let [integers, scales] =
+            unsafe { [from.add(Self::row(step) * PANEL), from].map(|from| vld1q_u32(from.cast())) };
+        let shift = |integers, _| vshrq_n_u32::<{ BITS as i32 }>(integers);
+        let integers = (0..step % Self::EACH).fold(integers, shift);
+        [integers, scales4(scales, step)]
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn next4([integers, scale]: &mut [uint32x4_t; 2]) -> float32x4_t {
+        let value = vshrq_n_s32::<28>(vreinterpretq_s32_u32(vshlq_n_u32::<28>(*integers)));
+        *integers = vshrq_n_u32::<{ BITS as i32 }>(*integers);
+        vmulq_f32(vcvtq_f32_s32(value), vreinterpretq_f32_u32(*scale))
+    }
+
     #[cfg(target_arch = "x86_64")]
     fn begun(step: usize) -> Range<usize> {
         match step % Self::STEPS {
@@ -236,7 +273,22 @@ mod tests {
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    fn vectors_are_columns(group: &[Nibbles], step: usize) {
+        use crate::simd::neon::WIDTH;
+
+        for first in (0..PANEL).step_by(WIDTH) {
+            let from = group.as_ptr().wrapping_add(first);
+            // SAFETY: the group has all of its rows, and every aarch64 has NEON.
+            unsafe {
+                let columns: [f32; WIDTH] = std::array::from_fn(|lane| Nibbles::load(from.add(lane), step));
+                let lanes = Nibbles::load4(from, step);
+                assert_eq!(std::mem::transmute::<float32x4_t, [f32; WIDTH]>(lanes), columns);
+            }
+        }
+    }
+
+    #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
     fn vectors_are_columns(_: &[Nibbles], _: usize) {}
 
     #[test]

@@ -5,6 +5,8 @@
 //! instruction adds the product of the second values to the sum, then that of the first, both exact until the sum is
 //! rounded; subnormal numbers are 0 to it.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::{float32x4_t, uint32x4_t};
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +17,9 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::{Element, Isa, LANES, Right};
+#[cfg(target_arch = "x86_64")]
+use super::LANES;
+use super::{Element, Isa, Right};
 
 /// Two inner steps of a column as one.
 #[derive(Debug, Clone, Copy, Default)]
@@ -129,6 +133,22 @@ impl Element for Pair {
     unsafe fn next8(row: &mut [__m256i; 2]) -> __m256 {
         // SAFETY: by the caller's promise.
         unsafe { f32::next8(row) }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn row4(from: *const Self, _: usize) -> [uint32x4_t; 2] {
+        // SAFETY: by the caller's promise; a pair has the bits of an f32.
+        unsafe { f32::row4(from.cast(), 0) }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn next4(row: &mut [uint32x4_t; 2]) -> float32x4_t {
+        // SAFETY: by the caller's promise.
+        unsafe { f32::next4(row) }
     }
 }
 

@@ -3,9 +3,11 @@
 
 use std::ptr::{null, null_mut};
 
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::quantized::{self, QUANTIZED_ROWS};
 use super::{
-    Element, FEW_ROWS, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROW_PANELS_OF_AVX2, ROWS, RoundedRows, portable,
+    Element, FEW_ROWS, Instructions, Isa, LANES, PANEL, ROW_PANELS, ROW_PANELS_OF_NARROW, ROWS, RoundedRows, portable,
 };
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
@@ -313,8 +315,8 @@ pub(crate) fn panels_at_once<W: Element>(isa: Isa, (rows, quantized): (usize, bo
     match isa.0 {
         _ if quantized => 1,
         Instructions::Portable => usize::MAX,
-        Instructions::Avx2 | Instructions::AvxVnni if rows == 1 && W::ROWS == 1 => ROW_PANELS_OF_AVX2,
-        Instructions::Avx2 | Instructions::AvxVnni => 1,
+        _ if isa.has_narrow_vectors() && rows == 1 && W::ROWS == 1 => ROW_PANELS_OF_NARROW,
+        Instructions::Neon | Instructions::Avx2 | Instructions::AvxVnni => 1,
         // Two sums keep vectors busy that take two passes, and short panels come faster one after the other.
         Instructions::Avx512 if rows == 1 && bytes <= SHORT && !isa.multiplies_whole_vectors() => 1,
         Instructions::Avx512 | Instructions::Amx if rows == 1 => ROW_PANELS,
@@ -342,15 +344,20 @@ fn kernel<W: Element>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
         _ if W::IS_PAIR && isa.multiplies_pairs() => avx512::kernel(rows, vectors),
         _ if W::IS_PAIR => portable::block,
-        Instructions::Portable => portable::block,
+        Instructions::Portable | Instructions::Neon => portable::block,
         Instructions::Avx2 | Instructions::AvxVnni => avx2::kernel(rows, vectors),
         Instructions::Avx512 | Instructions::Amx => avx512::kernel(rows, vectors),
     }
 }
 
-/// The microkernel of the only level.
+/// The microkernel of a level.
 #[cfg(not(target_arch = "x86_64"))]
-fn kernel<W: Element>(_: Isa, _: usize, _: usize) -> Kernel<W> {
+fn kernel<W: Element>(isa: Isa, rows: usize, _: usize) -> Kernel<W> {
+    #[cfg(target_arch = "aarch64")]
+    if isa.0 == Instructions::Neon && !W::IS_PAIR {
+        return neon::kernel(rows);
+    }
+    let _ = (isa, rows);
     portable::block
 }
 

@@ -7,11 +7,15 @@
 //! taken off.
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::{float32x4_t, int8x16_t};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m256i, __m512, __m512i};
 
 use moa_schema::BLOCK;
 
+#[cfg(target_arch = "aarch64")]
+use super::neon_integers;
 use super::product::{Kernel, Mode, Raw};
 use super::{Element, Form, Instructions, Isa, LANES, Nibbles, PANEL, StepOrder};
 #[cfg(target_arch = "x86_64")]
@@ -63,7 +67,12 @@ pub(super) fn span(inner: usize, blocks: usize) -> usize {
 /// Weights in integers.
 pub(super) trait Integers: Element {
     /// The power of two that makes every integer positive.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const UP: u32;
+
+    /// Whether [`Self::quad4`] gives integers 16 times as large.
+    #[cfg(target_arch = "aarch64")]
+    const SIXTEENFOLD: bool;
 
     /// In which order the integers of rows must stand.
     const ORDER: StepOrder;
@@ -110,6 +119,23 @@ pub(super) trait Integers: Element {
     #[cfg(target_arch = "x86_64")]
     unsafe fn block_scales8<const V: usize>(from: *const Self, step: usize) -> Option<[__m256; V]>;
 
+    /// As [`Self::quad`] with a sign, the steps that there are, of `V` vectors of 4 columns, 2 or 4 of them.
+    ///
+    /// # Safety
+    ///
+    /// The groups of these steps, one at least, must be readable for all columns of the panel of which a vector begins
+    /// at `from`; the processor must have NEON.
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn quad4<const V: usize>(from: *const Self, step: usize, steps: usize) -> [int8x16_t; V];
+
+    /// As [`Self::block_scales`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::quad4`].
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn block_scales4<const V: usize>(from: *const Self, step: usize) -> Option<[float32x4_t; V]>;
+
     /// The microkernel with vectors of 8 columns that AVX2 alone has, where there is one.
     #[cfg(target_arch = "x86_64")]
     fn kernel8(_rows: usize, _vectors: usize) -> Option<Kernel<Self>> {
@@ -119,6 +145,9 @@ pub(super) trait Integers: Element {
 
 impl Integers for i8 {
     const UP: u32 = 7;
+
+    #[cfg(target_arch = "aarch64")]
+    const SIXTEENFOLD: bool = false;
 
     const ORDER: StepOrder = StepOrder::Rising;
 
@@ -156,10 +185,28 @@ impl Integers for i8 {
     unsafe fn block_scales8<const V: usize>(_: *const Self, _: usize) -> Option<[__m256; V]> {
         None
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn quad4<const V: usize>(from: *const Self, step: usize, steps: usize) -> [int8x16_t; V] {
+        // SAFETY: by the caller's promise.
+        unsafe { neon_integers::quad_of_bytes(from, step, steps) }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn block_scales4<const V: usize>(_: *const Self, _: usize) -> Option<[float32x4_t; V]> {
+        None
+    }
 }
 
 impl Integers for Nibbles {
     const UP: u32 = 3;
+
+    #[cfg(target_arch = "aarch64")]
+    const SIXTEENFOLD: bool = true;
 
     const ORDER: StepOrder = StepOrder::EvenFirst;
 
@@ -205,11 +252,30 @@ impl Integers for Nibbles {
     fn kernel8(rows: usize, vectors: usize) -> Option<Kernel<Self>> {
         Some(avx2_integers::kernel::<Self, avx2_nibbles::Words>(rows, vectors))
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn quad4<const V: usize>(from: *const Self, step: usize, _: usize) -> [int8x16_t; V] {
+        // SAFETY: by the caller's promise; groups are filled up with zeros.
+        unsafe { neon_integers::quad_of_nibbles(from, step) }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn block_scales4<const V: usize>(from: *const Self, step: usize) -> Option<[float32x4_t; V]> {
+        // SAFETY: by the caller's promise.
+        Some(unsafe { neon_integers::scales_of_nibbles(from, step) })
+    }
 }
 
 /// The microkernel for quantized rows.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(super) fn kernel<W: Integers>(isa: Isa, rows: usize, vectors: usize) -> Kernel<W> {
     match isa.0 {
+        #[cfg(target_arch = "aarch64")]
+        Instructions::Neon if isa.form().is_quantized() => neon_integers::kernel(rows),
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx512 if isa.form().is_quantized() => vnni::kernel(rows, vectors, isa.1.permutes_bytes),
         #[cfg(target_arch = "x86_64")]
@@ -334,6 +400,9 @@ impl Isa {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 | Instructions::AvxVnni => unsafe { avx2_integers::quantize8(order.steps(), blocks) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Instructions::Neon => unsafe { neon_integers::quantize4(order, blocks) },
             _ => blocks.for_each(|(values, out)| quantize_block(order.steps(), &values, out)),
         }
     }

@@ -14,7 +14,11 @@ use crate::weight_data::{Int4, WeightData};
 /// In plain arithmetic, and with the instructions of each level that the processor has.
 fn every_way() -> Vec<Isa> {
     let mut ways = vec![plain_isa()];
-    for level in [Instructions::Avx2, Instructions::AvxVnni, Instructions::Avx512] {
+    let levels = match cfg!(target_arch = "aarch64") {
+        true => &[Instructions::Neon][..],
+        false => &[Instructions::Avx2, Instructions::AvxVnni, Instructions::Avx512],
+    };
+    for level in levels.iter().copied() {
         let isa = Isa::at_most(level).quantizing();
         if isa.0 != level || !isa.form().is_quantized() {
             skip(&format!("no rounded rows at the level {level:?}"));

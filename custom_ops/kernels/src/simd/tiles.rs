@@ -419,16 +419,13 @@ impl Unit {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
-    #[cfg(target_arch = "x86_64")]
     use super::super::Instructions;
     use super::*;
-    #[cfg(target_arch = "x86_64")]
     use crate::skip::skip;
 
     #[test]
-    #[cfg(target_arch = "x86_64")]
     fn a_thread_keeps_what_is_stated() {
         let isa = Isa::at_most(Instructions::Amx);
         let Some(unit) = Unit::new(isa) else {

@@ -3,13 +3,17 @@
 //! A microkernel widens a vector of weights each time that a block of rows meets it. Many rows are many blocks, for
 //! which panels can be widened once.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::vst1q_f32;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_mm256_storeu_ps, _mm512_storeu_ps};
 use std::cell::Cell;
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::WIDTH;
 use super::{Element, Isa, PANEL, Right};
 #[cfg(target_arch = "x86_64")]
-use super::{Instructions, LANES, avx2::WIDTH};
+use super::{LANES, avx2::WIDTH};
 use crate::buffer::Buffer;
 
 /// Most bytes of widened panels at a time.
@@ -61,18 +65,19 @@ fn widen<W: Element>(isa: Isa, right: Right<'_, W>, inner: usize, out: &mut [f32
     let whole = right.stride == PANEL || right.stride > PANEL && W::ROWS == 1;
     let fits = whole && end.is_some_and(|end| end <= right.data.len());
     assert!(fits && out.len() == inner * PANEL, "size of a panel");
-    #[cfg(target_arch = "x86_64")]
-    if isa.0 >= Instructions::Avx2 {
+    match (isa.has_wide_vectors(), isa.has_narrow_vectors()) {
         // SAFETY: `out` has `inner` rows, and as many steps of the panel are in bounds; `Isa` proves that the processor
         // has the instructions.
-        return unsafe {
-            match isa.has_wide_vectors() {
-                true => widen16(right, out),
-                false => widen8(right, out),
-            }
-        };
+        #[cfg(target_arch = "x86_64")]
+        (true, _) => return unsafe { widen16(right, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        (_, true) => return unsafe { widen8(right, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        (_, true) => return unsafe { widen4(right, out) },
+        _ => {}
     }
-    let _ = isa;
     for (step, out) in out.chunks_exact_mut(PANEL).enumerate() {
         let group = right.data[W::group(step, right.stride)..].as_ptr();
         for (column, out) in out.iter_mut().enumerate() {
@@ -122,6 +127,29 @@ unsafe fn widen8<W: Element>(right: Right<'_, W>, out: &mut [f32]) {
             for out in out.chunks_exact_mut(PANEL) {
                 // SAFETY: as above; `out` has whole vectors.
                 unsafe { _mm256_storeu_ps(out[column..].as_mut_ptr(), W::next8(&mut lanes)) };
+            }
+        }
+    }
+}
+
+/// Widens a panel in vectors of 4 lanes.
+///
+/// # Safety
+///
+/// The panel must have a step for every row of [`PANEL`] elements of `out`, in rows of as many elements; the processor
+/// must have NEON.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn widen4<W: Element>(right: Right<'_, W>, out: &mut [f32]) {
+    for (index, out) in out.chunks_mut(W::EACH * PANEL).enumerate() {
+        let first = index * W::EACH;
+        let row = right.data.as_ptr().wrapping_add(W::group(first, right.stride));
+        for column in (0..PANEL).step_by(WIDTH) {
+            // SAFETY: by the caller's promise.
+            let mut lanes = unsafe { W::row4(row.wrapping_add(column), first) };
+            for out in out.chunks_exact_mut(PANEL) {
+                // SAFETY: as above; `out` has whole vectors.
+                unsafe { vst1q_f32(out[column..].as_mut_ptr(), W::next4(&mut lanes)) };
             }
         }
     }
