@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod aarch64;
 mod check;
 mod cuda;
 mod demo;
@@ -35,6 +36,7 @@ cargo xtask COMMAND
           under AddressSanitizer, which does not see into the assembly that multiplies on AMX tiles or into C and C++
   miri    small tests of the kernels and of the doors of the operator library in Miri, where rustup's nightly toolchain
           has it with rust-src; without AMX tiles, AVX-512 but for products, rounding to f16 with F16C, and the CUDA driver
+  aarch64 tests of the kernels for aarch64 in qemu, where there are that, a C compiler and rustup's target for it
   cuda    compile the CUDA kernels for every architecture, without a GPU, and check what they need
 
   gpu-check [sm_90a …]
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         ["test", "--optimum"] => Project::find().map(|project| test::run_optimum(&project)),
         ["check"] => Project::find().and_then(|project| check::run(&project)),
         ["cuda"] => Project::find().and_then(|project| cuda::run(&project)).map(|()| true),
+        ["aarch64"] => Project::find().map(|project| aarch64::run(&project)),
         ["miri"] => Project::find().map(|project| miri::run(&project)),
         ["sanitize"] => Project::find().map(|project| sanitize::run(&project)),
         ["gpu-check", "tensorrt"] => Err("name the wheel: `cargo xtask gpu-check tensorrt WHEEL`".into()),

@@ -22,7 +22,7 @@ struct Stage {
 const AVX2: &str = "+avx2,+fma,+f16c";
 const AVX_VNNI: &str = "+avx2,+fma,+f16c,+avxvnni";
 
-const STAGES: [Stage; 7] = [
+const STAGES: [Stage; 8] = [
     Stage { title: "contract", features: "", arguments: &["-p", "moa-schema"] },
     Stage { title: "stages of the operators on AVX2", features: AVX2, arguments: &["-p", "moa-kernels", "--lib"] },
     Stage {
@@ -34,6 +34,23 @@ const STAGES: [Stage; 7] = [
         title: "products on AVX-512",
         features: "+avx2,+fma,+f16c,+avx512f,+avx512dq",
         arguments: &["-p", "moa-kernels", "--lib", "simd::product"],
+    },
+    Stage {
+        title: "products and few slots on NEON",
+        features: "+dotprod",
+        arguments: &[
+            "--target",
+            "aarch64-unknown-linux-gnu",
+            "-p",
+            "moa-kernels",
+            "--lib",
+            "--",
+            "simd::few_slots",
+            "simd::neon",
+            "simd::nibbles",
+            "simd::product",
+            "simd::widened",
+        ],
     },
     Stage { title: "operators on AVX2", features: AVX2, arguments: SMALL },
     Stage { title: "operators on portable instructions", features: "", arguments: SMALL },

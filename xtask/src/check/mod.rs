@@ -9,10 +9,13 @@ mod size;
 use std::{io, process::Command};
 
 use crate::{
+    aarch64,
     process::{self, stage},
     project::{COMPILER_CRATES, OPERATOR_CRATES, Project},
     tally::Tally,
 };
+
+const ON_AARCH64: &str = "clippy: kernels on aarch64";
 
 #[cfg(test)]
 pub(crate) use planted::planted;
@@ -48,6 +51,13 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
     check("clippy: fuzz targets", &|| process::run(&mut fuzz_targets(project)));
     check("documentation: operator library", &|| doc(&operators));
     check("documentation: compiler", &|| doc(&compiler));
+    match aarch64::lacks_target(project) {
+        None => check(ON_AARCH64, &|| process::run(&mut aarch64::clippy(project))),
+        Some(why) => {
+            println!("skipped: {ON_AARCH64}: {why}");
+            tally = tally + Tally::SKIPPED;
+        }
+    }
     println!();
     failures.iter().for_each(|failure| println!("failed: {failure}"));
     println!("{tally}");

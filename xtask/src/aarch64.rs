@@ -1,0 +1,117 @@
+//! `cargo xtask aarch64`: tests of the kernels for aarch64 in an emulator, which finds wrong results and tells nothing
+//! of speed.
+
+use std::process::Command;
+
+use crate::{process::printed, project::Project, summary::Summary, tally::Tally};
+
+/// What is compiled for.
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// The C compiler that links for it.
+const LINKER: &str = "aarch64-linux-gnu-gcc";
+
+/// Names of the emulator, the statically linked one first.
+const EMULATORS: [&str; 2] = ["qemu-aarch64-static", "qemu-aarch64"];
+
+/// Where the emulated program finds its libraries.
+const SYSROOT: &str = "/usr/aarch64-linux-gnu";
+
+/// How the linker, the emulator and the standard library are installed.
+const FIX: &str = "`apt install gcc-aarch64-linux-gnu qemu-user-static` and `rustup target add` install what is needed";
+
+/// Some tests.
+struct Stage {
+    title: &'static str,
+    /// The processor that is emulated; all that the emulator knows where it is empty.
+    processor: &'static str,
+    /// Of `cargo test`.
+    arguments: &'static [&'static str],
+}
+
+/// Tests of the operators are run in parts: the emulator keeps some memory of every thread that has ended.
+const STAGES: [Stage; 5] = [
+    Stage {
+        title: "contract and stages of the operators on aarch64",
+        processor: "",
+        arguments: &["-p", "moa-schema", "-p", "moa-kernels", "--lib"],
+    },
+    Stage {
+        title: "operators on aarch64",
+        processor: "",
+        arguments: &["-p", "moa-kernels", "--test", "kernels", "--", "--skip", "shared_cache", "--skip", "quantized"],
+    },
+    Stage {
+        title: "operators on aarch64, caches that are shared",
+        processor: "",
+        arguments: &["-p", "moa-kernels", "--test", "kernels", "shared_cache"],
+    },
+    Stage {
+        title: "operators on aarch64, rounded rows",
+        processor: "",
+        arguments: &["-p", "moa-kernels", "--test", "kernels", "quantized"],
+    },
+    Stage {
+        title: "kernels on aarch64 without dot products",
+        processor: "cortex-a72",
+        arguments: &["-p", "moa-kernels", "--lib", "simd"],
+    },
+];
+
+/// Runs all of them; true where nothing failed.
+pub(crate) fn run(project: &Project) -> bool {
+    let emulator = emulator(project);
+    Summary::of(|summary| {
+        for Stage { title, processor, arguments } in STAGES {
+            match &emulator {
+                Err(why) => summary.skip(title, why),
+                Ok(emulator) => summary.add(title, || emulated(project, emulator, processor, arguments))?,
+            }
+        }
+        Ok(())
+    })
+}
+
+fn emulated(project: &Project, emulator: &str, processor: &str, arguments: &[&str]) -> Result<Tally, String> {
+    let mut command = project.cargo_test(["--no-fail-fast", "--target", TARGET]);
+    command.arg("--target-dir").arg(project.target.join("aarch64")).args(arguments);
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("{emulator} -L {SYSROOT}"));
+    if !processor.is_empty() {
+        command.env("QEMU_CPU", processor);
+    }
+    Tally::of_cargo(&mut command)
+}
+
+/// The emulator that is there; why nothing can be emulated where something is missing.
+fn emulator(project: &Project) -> Result<&'static str, String> {
+    if cfg!(target_arch = "aarch64") {
+        return Err("this processor is one: `cargo xtask test` runs them".into());
+    }
+    if let Some(why) = lacks_target(project) {
+        return Err(why);
+    }
+    let there = |name: &str| printed(Command::new(name).arg("--version"));
+    there(LINKER).map_err(|why| format!("{why}; {FIX}"))?;
+    let found = EMULATORS.into_iter().find(|name| there(name).is_ok());
+    found.ok_or_else(|| format!("there is no {}; {FIX}", EMULATORS.join(" or ")))
+}
+
+/// Clippy on the kernels as they are compiled for aarch64, which needs no C compiler.
+pub(crate) fn clippy(project: &Project) -> Command {
+    let mut command = project.cargo(["clippy", "--target", TARGET, "-p", "moa-schema", "-p", "moa-kernels"]);
+    command.arg("--all-targets").arg("--target-dir").arg(project.target.join("aarch64"));
+    command.args(["--", "-D", "warnings"]);
+    command
+}
+
+/// Why nothing can be compiled for it; `None` where this Rust has its standard library.
+pub(crate) fn lacks_target(project: &Project) -> Option<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let folder = match printed(project.command(rustc).args(["--print", "target-libdir", "--target", TARGET])) {
+        Ok(folder) => folder,
+        Err(why) => return Some(why),
+    };
+    let lacks = !std::path::Path::new(&folder).is_dir();
+    lacks.then(|| format!("this Rust has no {TARGET}; `rustup target add {TARGET}` installs it"))
+}
