@@ -30,7 +30,7 @@ struct Stage {
 }
 
 /// Tests of the operators are run in parts: the emulator keeps some memory of every thread that has ended.
-const STAGES: [Stage; 5] = [
+const STAGES: [Stage; 6] = [
     Stage {
         title: "contract and stages of the operators on aarch64",
         processor: "",
@@ -50,6 +50,11 @@ const STAGES: [Stage; 5] = [
         title: "operators on aarch64, rounded rows",
         processor: "",
         arguments: &["-p", "moa-kernels", "--test", "kernels", "quantized"],
+    },
+    Stage {
+        title: "memory that operators take on aarch64",
+        processor: "",
+        arguments: &["-p", "moa-kernels", "--test", "allocations"],
     },
     Stage {
         title: "kernels on aarch64 without dot products",
@@ -77,16 +82,16 @@ fn emulated(project: &Project, emulator: &str, processor: &str, arguments: &[&st
     command.arg("--target-dir").arg(project.target.join("aarch64")).args(arguments);
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("{emulator} -L {SYSROOT}"));
-    if !processor.is_empty() {
-        command.env("QEMU_CPU", processor);
-    }
+    command.env_remove("QEMU_CPU").envs((!processor.is_empty()).then_some(("QEMU_CPU", processor)));
     Tally::of_cargo(&mut command)
 }
 
 /// The emulator that is there; why nothing can be emulated where something is missing.
 fn emulator(project: &Project) -> Result<&'static str, String> {
     if cfg!(target_arch = "aarch64") {
-        return Err("this processor is one: `cargo xtask test` runs them".into());
+        return Err(
+            "nothing is emulated on aarch64 itself, where `cargo xtask test` runs what the processor has".into()
+        );
     }
     if let Some(why) = lacks_target(project) {
         return Err(why);

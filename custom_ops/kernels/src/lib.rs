@@ -45,11 +45,12 @@
 //!   tile, the sum of the weights is taken in 16 lanes, which are then added in pairs;
 //! * by stick-breaking it visits these tiles in falling order: what a key takes and leaves is known once all later keys
 //!   have taken their shares, one after the other; inside a tile, values are added by rising key;
-//! * where up to four slots are attended with at once, by softmax, a score is taken in the lanes of a vector, 16 or
-//!   with AVX2 8, each a chain by rising index;
+//! * where up to four slots are attended with at once, by softmax, a score is taken in the lanes of a vector, 16, with
+//!   AVX2 8 and with NEON 4, each a chain by rising index;
 //! * an output row is the bias (or 0), then gate times product of the chosen experts in rising order.
 //!
-//! The bits differ between levels of instructions: without fused multiply-add each step rounds twice.
+//! The bits differ between levels of instructions, and where portable code has no fused multiply-add, so that each step
+//! rounds twice: on x86-64.
 //!
 //! # Types
 //!

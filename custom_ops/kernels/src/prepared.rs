@@ -246,7 +246,7 @@ impl Prepared {
     }
 
     /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles, or many rows
-    /// by weights that are packed in int4 or, with vectors of 8 lanes, in f16; or has rounded rows.
+    /// by weights that are packed in int4 or, with vectors of 8 lanes or 4, in f16; or has rounded rows.
     pub fn thread_bytes(&self) -> usize {
         let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));

@@ -453,7 +453,7 @@ impl Element for i8 {
     #[target_feature(enable = "neon")]
     #[inline]
     unsafe fn row4(from: *const Self, _: usize) -> [uint32x4_t; 2] {
-        // SAFETY: by the caller's promise; four bytes stand where they may.
+        // SAFETY: by the caller's promise; the four bytes are read at any alignment.
         let bytes = vcreate_s8(u64::from(unsafe { from.cast::<u32>().read_unaligned() }));
         [vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes)))); 2]
     }

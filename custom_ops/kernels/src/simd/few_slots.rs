@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     fn serving(slots: usize, head: usize) -> Vec<Isa> {
-        every_isa_where(|isa| FewSlots::serves(isa, slots, head), "no AVX2")
+        every_isa_where(|isa| FewSlots::serves(isa, slots, head), "neither AVX2 nor NEON")
     }
 
     #[test]

@@ -50,11 +50,13 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         unsafe {
             match self.0 {
-                Instructions::Portable => {}
+                Instructions::Portable | Instructions::Neon => {}
                 Instructions::Avx2 | Instructions::AvxVnni => {
                     return avx2_softmax::softmax_rows(scores, stride, seen, max, sum);
                 }
-                _ => return avx512_softmax::softmax_rows(scores, stride, seen, max, sum),
+                Instructions::Avx512 | Instructions::Amx => {
+                    return avx512_softmax::softmax_rows(scores, stride, seen, max, sum);
+                }
             }
         }
         self.softmax_rows_in_lanes(scores, stride, seen, max, sum)

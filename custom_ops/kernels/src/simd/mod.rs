@@ -165,11 +165,13 @@ impl Instructions {
     }
 }
 
-/// A level of instructions that this processor has, how it uses them, and what it rounds.
+/// A level of instructions that this processor has, how it uses them, and what it rounds; NEON on aarch64 alone, and
+/// what is wider on x86-64 alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Isa(Instructions, Habits, Rounding);
 
-/// What factors of products are rounded to, but those of the router.
+/// What factors of products are rounded to, but those of the router; rows are rounded by an [`Isa`] alone whose
+/// processor has the instructions to multiply them, but in tests that do so in plain arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rounding {
     /// Of what is multiplied with weights: bf16 where these are bf16, or int8 where they are integers; bf16 on tiles.
@@ -368,4 +370,16 @@ pub(crate) fn every_isa_where(serves: impl Fn(Isa) -> bool, missing: &str) -> Ve
         crate::skip::skip(missing);
     }
     found
+}
+
+#[cfg(all(test, target_arch = "aarch64"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_gives_what_it_bounds() {
+        let levels = Instructions::ALL.map(|limit| Isa::at_most(limit).0);
+        assert_eq!(levels[..2], [Instructions::Portable, Instructions::Neon]);
+        assert_eq!(levels[2..], [Instructions::Neon; 4]);
+    }
 }

@@ -26,7 +26,7 @@ use super::{Element, LANES, Nibbles, PANEL, StepOrder};
 const QUADS: usize = 4;
 
 /// The microkernel for `rows` rows. Few rows take 16 columns at once, since every sum waits for the one before; more
-/// take 8, so that the sums of a block stay in registers.
+/// take 8, so that the sums of integers of a block stay in registers.
 pub(super) fn kernel<W: Integers>(rows: usize) -> Kernel<W> {
     match rows {
         1 => block::<W, 1, 4>,
@@ -296,6 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no assembly")]
     fn plain_code_stands_for_the_instruction() {
         if !std::arch::is_aarch64_feature_detected!("dotprod") {
             return crate::skip::skip("no dot products");

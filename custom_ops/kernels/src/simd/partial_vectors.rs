@@ -6,14 +6,14 @@ use super::product::{Kernel, Raw};
 use super::{Element, PANEL, ROW_PANELS_OF_NARROW, ROWS};
 
 /// Most columns of one call.
-pub(super) const MOST_COLUMNS: usize = ROW_PANELS_OF_NARROW * PANEL;
+const MOST_COLUMNS: usize = ROW_PANELS_OF_NARROW * PANEL;
 
 /// Runs a kernel that writes whole vectors where the destination does not end with one.
 ///
 /// # Safety
 ///
 /// As `Kernel`s are called: `raw` describes a block of at most [`MOST_COLUMNS`] columns that is in bounds, and the
-/// processor must have what `kernel` needs.
+/// processor must have what `kernel` needs, which must write no more than whole vectors of 16 of these columns.
 #[cold]
 pub(super) unsafe fn through_lanes<W: Element>(raw: &Raw<W>, kernel: Kernel<W>) {
     let mut lanes = [[0.0f32; MOST_COLUMNS]; ROWS];

@@ -4,7 +4,7 @@
 //! and the integers, four of them where an f32 would stand. The sum of a block's products is exact; scaled, these sums
 //! are added in rising order. `vnni` has an instruction for it that multiplies integers without a sign by integers with
 //! one: weights are taken a power of two up, and what that adds, this power times the sum of the row's integers, is
-//! taken off.
+//! taken off. That of `neon_integers` multiplies integers with signs.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "aarch64")]

@@ -11,7 +11,12 @@ use crate::skip::skip;
 use crate::stored::{Narrow, Round, assert_same, compute, feed_forward, narrow_inputs, rounded_matrices};
 use crate::support::{Random, Threads, bits};
 
+/// Vectors of 4 lanes.
+#[cfg(target_arch = "aarch64")]
+pub(crate) const LIMITS: [Instructions; 1] = [Instructions::Neon];
+
 /// Vectors of 8 lanes, and of 16 where the processor has them.
+#[cfg(not(target_arch = "aarch64"))]
 pub(crate) const LIMITS: [Instructions; 2] = [Instructions::AvxVnni, Instructions::Avx512];
 
 pub(crate) fn quantizing(limit: Instructions) -> Prepared {

@@ -46,6 +46,10 @@ impl Narrow {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) const LEVELS: [Instructions; 2] = [Instructions::Portable, Instructions::Neon];
+
+#[cfg(not(target_arch = "aarch64"))]
 pub(crate) const LEVELS: [Instructions; 5] =
     [Instructions::Portable, Instructions::Avx2, Instructions::AvxVnni, Instructions::Avx512, Instructions::Amx];
 
