@@ -36,7 +36,7 @@ cargo xtask COMMAND
           under AddressSanitizer, which does not see into the assembly that multiplies on AMX tiles or into C and C++
   miri    small tests of the kernels and of the doors of the operator library in Miri, where rustup's nightly toolchain
           has it with rust-src; without AMX tiles, AVX-512 but for products, rounding to f16 with F16C, and the CUDA driver
-  aarch64 tests of the kernels for aarch64 in qemu, where there are that, a C compiler and rustup's target for it
+  aarch64 tests of the kernels for aarch64 in qemu, where it, a C compiler and rustup's target are installed
   cuda    compile the CUDA kernels for every architecture, without a GPU, and check what they need
 
   gpu-check [sm_90a …]

@@ -49,6 +49,7 @@ const STAGES: [Stage; 8] = [
             "simd::neon",
             "simd::nibbles",
             "simd::product",
+            "simd::quantized",
             "simd::widened",
         ],
     },
