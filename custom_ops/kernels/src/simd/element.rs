@@ -6,9 +6,9 @@
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::{
-    float32x4_t, uint32x4_t, vandq_u32, vcreate_s8, vcvtq_f32_s32, vdupq_n_u32, vget_low_s16, vld1_u16, vld1q_f32,
-    vld1q_u32, vmovl_s8, vmovl_s16, vreinterpretq_f32_u32, vreinterpretq_s32_u32, vreinterpretq_u32_f32,
-    vreinterpretq_u32_s32, vshlq_n_u32,
+    float32x4_t, uint32x4_t, vandq_u32, vcreate_s8, vcvt_f32_f16, vcvtq_f32_s32, vdupq_n_u32, vget_low_s16, vld1_u16,
+    vld1q_f32, vld1q_u32, vmovl_s8, vmovl_s16, vreinterpret_f16_u16, vreinterpretq_f32_u32, vreinterpretq_s32_u32,
+    vreinterpretq_u32_f32, vreinterpretq_u32_s32, vshlq_n_u32,
 };
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -24,8 +24,6 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-#[cfg(target_arch = "aarch64")]
-use super::neon::widened;
 use super::portable::multiply_add;
 use super::product::Kernel;
 use super::{Isa, quantized};
@@ -389,7 +387,7 @@ impl Element for f16 {
     unsafe fn row4(from: *const Self, _: usize) -> [uint32x4_t; 2] {
         // SAFETY: by the caller's promise.
         let halves = unsafe { vld1_u16(from.cast()) };
-        [vreinterpretq_u32_f32(widened(halves)); 2]
+        [vreinterpretq_u32_f32(vcvt_f32_f16(vreinterpret_f16_u16(halves))); 2]
     }
 
     #[cfg(target_arch = "aarch64")]

@@ -4,12 +4,8 @@
 //! elements of several rows of a group, one at a time.
 
 use std::arch::aarch64::{
-    float32x4_t, uint16x4_t, vdupq_n_f32, vfmaq_f32, vfmaq_laneq_f32, vfmaq_n_f32, vld1q_f32, vmulq_f32, vmulq_n_f32,
-    vst1q_f32,
+    float32x4_t, vdupq_n_f32, vfmaq_f32, vfmaq_laneq_f32, vfmaq_n_f32, vld1q_f32, vmulq_f32, vmulq_n_f32, vst1q_f32,
 };
-use std::arch::asm;
-
-use half::f16;
 
 use super::partial_vectors::through_lanes;
 use super::product::{Kernel, Mode, Raw};
@@ -317,49 +313,5 @@ unsafe fn row_sums<W: Element, const M: usize, const V: usize>(
             }
         }
         right = right.wrapping_add(W::passed(first + W::EACH - 1, raw.stride));
-    }
-}
-
-/// f16 as f32. Not by an intrinsic: that is younger than the compilers that are served.
-#[target_feature(enable = "neon")]
-#[inline]
-pub(super) fn widened(halves: uint16x4_t) -> float32x4_t {
-    if cfg!(miri) {
-        return interpreted_widened(halves);
-    }
-    let lanes;
-    // SAFETY: nothing but the register changes, and flags of floating-point numbers, where one of them signals.
-    unsafe {
-        asm!("fcvtl {:v}.4s, {:v}.4h", lateout(vreg) lanes, in(vreg) halves, options(pure, nomem, nostack));
-    }
-    lanes
-}
-
-/// [`widened`] where assembly is not known.
-#[target_feature(enable = "neon")]
-fn interpreted_widened(halves: uint16x4_t) -> float32x4_t {
-    // SAFETY: vectors of 8 and 16 bytes that any bits are values of.
-    unsafe {
-        let halves: [u16; WIDTH] = std::mem::transmute(halves);
-        std::mem::transmute(halves.map(|half| f16::from_bits(half).to_f32()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    #[cfg_attr(miri, ignore = "Miri knows no assembly")]
-    fn every_half_is_widened() {
-        for first in (0..=u16::MAX).step_by(WIDTH) {
-            let halves: [u16; WIDTH] = std::array::from_fn(|lane| first + lane as u16);
-            // SAFETY: vectors of as many bytes, and every aarch64 has NEON.
-            let found: [[u32; WIDTH]; 2] = unsafe {
-                let halves = std::mem::transmute::<[u16; WIDTH], uint16x4_t>(halves);
-                std::mem::transmute([widened(halves), interpreted_widened(halves)])
-            };
-            assert_eq!(found[0], found[1], "{halves:?}");
-        }
     }
 }
