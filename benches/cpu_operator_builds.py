@@ -1,7 +1,7 @@
 """Builds of the operator library beside each other, in one run.
 
     python3 -m pip install numpy onnx onnxruntime
-    python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so [--shapes NAME ...] [--sessions 4] [--turns 5]
+    python3 benches/cpu_operator_builds.py BEFORE.so AFTER.so[=PACKING] [--shapes NAME ...] [--sessions 4] [--turns 5]
         [--layers 18] [--threads 2] [--dtype fp16] [--values bf16] [--in-place] [--json FILE]
 
 Every build gets sessions of its own in this process, made in random order, one after the other: where the pages of a
@@ -9,20 +9,36 @@ session lie counts for some % of a short call. Bursts of calls take turns, in an
 of the first build / that of another, both from the same turn: from medians of bursts, from their 5th percentiles, and
 from the fastest calls of all turns. Besides the shapes of `cpu_operator.py`, a name of the form `512,8,32,128,1,1,1,128` is
 width, k, E, head, heads, batch, tokens and past. With `--layers` each layer has weights of its own and the next one takes its
-output, as in a model, whose weights come from memory. Builds whose outputs differ are named. JSON names builds by the SHA-256
-of their files, in the order in which they were given.
+output, as in a model, whose weights come from memory. Builds whose outputs differ are named. With `=PACKING` a build packs
+weights as `MOA_CPU_PACKING` says, so that one build may stand beside itself. JSON names builds by the SHA-256 of their
+files, in the order in which they were given, and their ways to pack.
 """
 
 import argparse
+import os
 import pathlib
 import random
 import statistics
+import typing
 
 import numpy as np
 
 import cpu_operator_graphs as graphs
 from cpu_operator import SHAPES, OrtRun, build_of, interleave, machine, summary, write_json
 from cpu_operator_graphs import Shape
+
+
+class Library(typing.NamedTuple):
+    path: pathlib.Path
+    packing: str
+
+    def __str__(self):
+        return f"{self.path}={self.packing}" if self.packing else str(self.path)
+
+
+def library_of(name):
+    path, _, packing = name.partition("=")
+    return Library(pathlib.Path(path), packing)
 
 
 def shape_of(name):
@@ -46,7 +62,8 @@ def sessions(shape, args):
     runs = {}
     for number, library in random.sample(list(enumerate(args.libraries)), len(args.libraries)):
         own = {name: value.copy() for name, value in feeds.items()}
-        build = argparse.Namespace(threads=args.threads, library=str(library.resolve()))
+        build = argparse.Namespace(threads=args.threads, library=str(library.path.resolve()))
+        os.environ["MOA_CPU_PACKING"] = library.packing
         runs[number] = OrtRun(graphs.operators(shape, layers, own), own, build, args.in_place)
     return dict(sorted(runs.items()))
 
@@ -95,7 +112,7 @@ def measure(shape, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("libraries", type=pathlib.Path, nargs="+", metavar="LIBRARY", help="the first is what others are held against")
+    parser.add_argument("libraries", type=library_of, nargs="+", metavar="LIBRARY", help="the first is what others are held against")
     parser.add_argument("--shapes", type=str, nargs="+", default=list(SHAPES), metavar="SHAPE")
     parser.add_argument("--sessions", type=int, default=4, help="how often sessions are made anew")
     parser.add_argument("--turns", type=int, default=5, help="of each set of sessions")
@@ -108,8 +125,8 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     for library in args.libraries:
-        if not library.is_file():
-            parser.error(f"{library}: no such file; `cargo build --release -p moa-ort` makes target/release/libmoa_ort.so")
+        if not library.path.is_file():
+            parser.error(f"{library.path}: no such file; `cargo build --release -p moa-ort` makes target/release/libmoa_ort.so")
     try:
         shapes = {name: shape_of(name) for name in args.shapes}
     except argparse.ArgumentTypeError as wrong:
@@ -122,7 +139,8 @@ def main():
         parser.error("--in-place: a shape without a past has no cache to share; name others with --shapes")
     kept = ("dtype", "values", "layers", "in_place", "sessions", "turns", "seconds")
     head = machine(args) | {name: getattr(args, name) for name in kept}
-    head["builds"] = [build_of(library) for library in args.libraries]
+    head["builds"] = [build_of(library.path) for library in args.libraries]
+    head["packings"] = [library.packing or "plain" for library in args.libraries]
     results = {}
     for name, shape in shapes.items():
         print(f"{name}, {args.layers} layers, {args.dtype}, values of {args.values}, {args.threads} threads{', in place' if args.in_place else ''}")

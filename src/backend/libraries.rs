@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use moa_schema::{
-    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE, WGMMA_VARIABLE,
-    instructions, is_wgmma_off, multiprocessors,
+    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE, PACKING_VARIABLE,
+    WGMMA_VARIABLE, instructions, is_wgmma_off, multiprocessors, packing,
 };
 
 use super::{BackendError, LibraryUse, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
@@ -239,6 +239,15 @@ pub(super) fn named_archive() -> Option<PathBuf> {
 /// What is wrong with a value that names no level.
 pub fn most_instructions() -> Result<Option<&'static str>, String> {
     instructions(env::var_os(INSTRUCTIONS_VARIABLE).as_deref())
+}
+
+/// How the environment lets the operator library pack large matrices of bf16, where it says so.
+///
+/// # Errors
+///
+/// What is wrong with a value that names no way.
+pub fn packing_of_weights() -> Result<Option<&'static str>, String> {
+    packing(env::var_os(PACKING_VARIABLE).as_deref())
 }
 
 /// What the environment tells the planner of the CUDA kernels.

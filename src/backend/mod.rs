@@ -46,7 +46,7 @@ pub use error::{BackendError, BackendErrorKind, NamedBy};
 pub use in_place::caches_in_place;
 pub use libraries::{
     TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin, most_instructions, operator_library,
-    operator_library_to_copy,
+    operator_library_to_copy, packing_of_weights,
 };
 #[cfg(feature = "ort")]
 pub use ort_cache::{OrtCache, RowMoves};

@@ -46,6 +46,12 @@ pub(super) fn instructions(backends: &[Box<dyn Backend>]) -> Option<String> {
     backend::most_instructions().ok().flatten().filter(|_| is_used).map(str::to_owned)
 }
 
+/// How the environment lets the operator library pack large matrices of bf16, where it is one of `backends`.
+pub(super) fn packing(backends: &[Box<dyn Backend>]) -> Option<String> {
+    let is_used = backends.iter().any(|backend| backend.name() == names::ORT);
+    backend::packing_of_weights().ok().flatten().filter(|_| is_used).map(str::to_owned)
+}
+
 fn hash(path: &Path) -> Option<String> {
     hash_file(path).ok().map(|(sha256, _)| sha256)
 }

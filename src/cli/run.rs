@@ -234,8 +234,10 @@ pub(super) fn check_ort_options(
 ) -> Result<(), Failure> {
     let is_chosen = |backend: BackendArgument| chosen.contains(&backend);
     if is_chosen(BackendArgument::Ort) {
-        let help = "name one of these levels, or leave the variable out";
-        backend::most_instructions().map_err(|message| Failure::usage(message, Some(help)))?;
+        let help = "name one of these, or leave the variable out";
+        let refused = |message| Failure::usage(message, Some(help));
+        backend::most_instructions().map_err(refused)?;
+        backend::packing_of_weights().map_err(refused)?;
     }
     let what = if library.is_some() && !is_chosen(BackendArgument::Ort) {
         "--library is for the backend ort, which was not chosen"

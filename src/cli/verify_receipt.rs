@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{
     Failure,
     args::VerifyArguments,
-    receipt::{instructions, libraries},
+    receipt::{instructions, libraries, packing},
 };
 use crate::{
     backend::{Backend, plan_for},
@@ -33,6 +33,8 @@ pub(super) struct Receipt {
     pub(super) cpu: Option<String>,
     /// The widest instructions that the environment lets the operator library use.
     pub(super) instructions: Option<String>,
+    /// How the environment lets the operator library pack large matrices of bf16.
+    pub(super) packing: Option<String>,
     /// Threads that ONNX Runtime was given; as many as it chooses where absent.
     pub(super) threads: Option<usize>,
     /// Runtimes and libraries of the backends.
@@ -73,6 +75,7 @@ impl Receipt {
             checkpoint: arguments.checkpoint.display().to_string(),
             cpu: Machine::processor(),
             instructions: instructions(backends),
+            packing: packing(backends),
             threads: arguments.threads,
             runtimes: libraries(backends, arguments.library.as_deref()),
             files,

@@ -58,6 +58,7 @@ fn facts(receipt: &Receipt) -> Vec<(String, String)> {
         ("Time".into(), utc(receipt.unix_time)),
     ];
     facts.extend(receipt.instructions.iter().map(|level| ("Instructions, at most".to_owned(), level.clone())));
+    facts.extend(receipt.packing.iter().map(|way| ("Packing of bf16".to_owned(), way.clone())));
     facts.extend(receipt.runtimes.iter().map(fact));
     facts.extend(receipt.files.iter().map(|file| (file.file.clone(), file_fact(file))));
     facts.push(("Weights of the checkpoint".into(), format!("sha256 {}", receipt.checkpoint_sha256)));

@@ -95,6 +95,9 @@ pub struct Options {
     /// The widest instructions that the environment lets the operator library use.
     #[serde(default)]
     pub instructions: Option<String>,
+    /// How the environment lets the operator library pack large matrices of bf16.
+    #[serde(default)]
+    pub packing: Option<String>,
 }
 
 /// SHA-256 and size of a file.
@@ -199,6 +202,7 @@ pub(crate) fn sample() -> Receipt {
             warm_up: 5.0,
             allow_failed_parity: false,
             instructions: None,
+            packing: None,
         },
         warnings: Vec::new(),
     }

@@ -213,6 +213,7 @@ fn same_circumstances(new: &Receipt, old: &Receipt) -> Result<(), Incomparable> 
             ("inputs", receipt.options.inputs.clone().unwrap_or_else(|| "random".into())),
             ("seed", receipt.options.seed.to_string()),
             ("instructions", receipt.options.instructions.clone().unwrap_or_else(|| "all".into())),
+            ("packing of bf16", receipt.options.packing.clone().unwrap_or_else(|| "plain".into())),
         ]
     };
     let mut pairs = facts(old).into_iter().zip(facts(new));
@@ -317,7 +318,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_differently_is_not_compared() {
-        let changes: [(&str, Edit); 8] = [
+        let changes: [(&str, Edit); 9] = [
             ("processor: a processor then, unknown now", |new| new.receipt.machine.cpu = None),
             ("usable processors: 6 then, 5 now", |new| new.receipt.machine.usable_cpus = 5),
             ("threads: 4 of ONNX Runtime, 1 of tract then, 3 of", |new| new.receipt.threads.onnx_runtime = 3),
@@ -326,6 +327,7 @@ mod tests {
             ("inputs: random then, a file now", |new| new.receipt.options.inputs = Some("a file".into())),
             ("seed: 0 then, 1 now", |new| new.receipt.options.seed = 1),
             ("instructions: all then, avx2 now", |new| new.receipt.options.instructions = Some("avx2".into())),
+            ("packing of bf16: plain then, compact now", |new| new.receipt.options.packing = Some("compact".into())),
         ];
         let old = sample();
         for (text, change) in changes {

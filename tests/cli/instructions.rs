@@ -1,4 +1,5 @@
-//! `MOA_CPU_INSTRUCTIONS` bounds what the operator library uses, and exports are proved with each level of it.
+//! `MOA_CPU_INSTRUCTIONS` bounds what the operator library uses, and exports are proved with each level of it;
+//! `MOA_CPU_PACKING` says how it packs.
 
 use std::fs;
 
@@ -75,4 +76,30 @@ fn a_level_that_is_not_known_is_refused() {
     }
     let line = "run out --random --seq 2 --backend ort-function";
     assert_eq!(with(&scene, "AVX512", line).code, Some(0), "what is not used is not refused");
+}
+
+#[test]
+fn a_way_to_pack_is_told_and_others_are_refused() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    let with = |way: &str, line: &str| {
+        let mut command = scene.command(line);
+        command.env("MOA_CPU_PACKING", way);
+        Outcome::of(command)
+    };
+    for line in [
+        "verify out --checkpoint ck --backends ort --threads 1 --json told.json --report told.html",
+        "bench out --backends ort --samples 2 --warm-up 0.01 --seq 4 --threads 1 --json told.json --report told.html",
+    ] {
+        let outcome = with("compact", &format!("{line} --force"));
+        assert_eq!(outcome.code, Some(0), "{line}: {}", outcome.stderr);
+        assert!(String::from_utf8_lossy(&scene.read("told.json")).contains("\"packing\": \"compact\""), "{line}");
+        assert!(String::from_utf8_lossy(&scene.read("told.html")).contains("Packing of bf16"), "{line}");
+    }
+    let told = "MOA_CPU_PACKING must be one of plain, compact, found 12";
+    for line in ["run out --random --seq 2", "verify out --checkpoint ck --backends ort"] {
+        with("12", line).assert_refused(line, 2, &[told, "help: name one of these"]);
+    }
+    assert_eq!(with("", "run out --random --seq 2").code, Some(0), "an empty value counts as none");
 }

@@ -25,10 +25,10 @@ fn main() -> ExitCode {
 
 fn print_figures(limit: Instructions) {
     println!("rows times weights from memory, one thread: billion weights a second");
-    println!("{:>6}  {:>6}  {:>8}  {:>8}  {:>10}  {:>9}", "rows", "stored", "vectors", "best", "best, GB/s", "rounded");
+    println!("{:>6}  {:>7}  {:>8}  {:>8}  {:>10}  {:>9}", "rows", "stored", "vectors", "best", "best, GB/s", "rounded");
     for figure in streams(limit) {
         let (stored, rows, [vectors, best, rounded]) = (figure.stored, figure.rows, figure.weights);
-        print!("{rows:>6}  {stored:>6}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes);
+        print!("{rows:>6}  {stored:>7}  {vectors:>8.2}  {best:>8.2}  {:>10.1}", best * figure.bytes);
         println!("  {rounded:>9.2}");
     }
     println!(

@@ -89,8 +89,12 @@ impl Geometry {
         block: usize,
         panel: usize,
     ) -> Right<'_, W> {
-        let (count, len) = (self.panels(), self.panel_len::<W>());
-        let first = (matrix * self.blocks + block) * count + panel;
+        let (first, len) = (self.number(matrix, block, panel), self.panel_len::<W>());
         Right { data: &panels.filled()[first * len..], stride: PANEL, panel_stride: len }
+    }
+
+    /// The number of a panel among those of all matrices.
+    pub(crate) fn number(self, matrix: usize, block: usize, panel: usize) -> usize {
+        (matrix * self.blocks + block) * self.panels() + panel
     }
 }

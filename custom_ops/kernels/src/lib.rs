@@ -92,6 +92,7 @@ mod attention_tiles;
 mod buffer;
 mod cached;
 mod check;
+mod compact_product;
 mod cross_attention;
 mod decode;
 mod error;
@@ -134,6 +135,7 @@ pub use cross_attention::{CrossAttentionInputs, CrossAttentionOutputs, cross_att
 pub use error::KernelError;
 pub use feed_forward::{FeedForwardInputs, FeedForwardOutputs, feed_forward};
 pub use lm_head::{LmHeadInputs, lm_head};
+pub use packed::Packing;
 pub use pool::{Sequential, ThreadPool};
 pub use prepared::{Prepared, ScratchPool, Weight};
 pub use scalar::{Scalar, Stored};

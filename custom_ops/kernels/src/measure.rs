@@ -126,7 +126,7 @@ pub struct Stream {
 const STREAM: [usize; 3] = [2048, 2048, 16];
 
 /// Rows of [`streams`].
-const STREAM_ROWS: [usize; 8] = [1, 8, 12, 16, 24, 32, 48, 64];
+const STREAM_ROWS: [usize; 10] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64];
 
 /// Columns that a task multiplies: those of single rows, and those of more.
 const STREAM_COLUMNS: [usize; 2] = [128, 512];
@@ -146,6 +146,7 @@ pub fn streams(limit: Instructions) -> Vec<Stream> {
     let all = [
         ("f32", Packed::new(geometry, &wide)),
         ("bf16", Packed::new(geometry, WeightData::Bf16(&brain))),
+        ("compact", Packed::compact(geometry, &brain)),
         ("f16", Packed::new(geometry, WeightData::F16(&half))),
         ("int8", Packed::new(geometry, WeightData::I8 { values: &integers, scales: &scales })),
         ("int4", Packed::new(geometry, WeightData::I4(Int4 { values: &nibbles, scales: &blocks }))),
@@ -157,7 +158,8 @@ pub fn streams(limit: Instructions) -> Vec<Stream> {
             let Some(packed) = packed else { continue };
             let mut best = [f64::INFINITY; 3];
             for _ in 0..8 {
-                let rounding = if *stored == "bf16" { widest.rounding() } else { widest.quantizing() };
+                let rounding =
+                    if ["bf16", "compact"].contains(stored) { widest.rounding() } else { widest.quantizing() };
                 for (isa, best) in [vectors, widest, rounding].into_iter().zip(&mut best) {
                     let start = Instant::now();
                     stream(isa, rows, packed);

@@ -9,6 +9,7 @@ use crate::buffer::{Buffer, emptied};
 use crate::geometry::Geometry;
 use crate::grid::{Claims, Grid, Layout, cut};
 use crate::pool::{self, Sequential, Stage, ThreadPool};
+use crate::simd::compact::Compact;
 use crate::simd::magnitudes::Magnitudes;
 use crate::simd::{Element, Form, Nibbles, PANEL, Packable};
 use crate::weight_data::WeightData;
@@ -16,12 +17,36 @@ use crate::weight_data::WeightData;
 /// Elements that one task packs at least.
 const ELEMENTS_PER_TASK: usize = 16384;
 
+/// How large weights of bf16 are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Packing {
+    /// In 16 bits each.
+    #[default]
+    Plain,
+    /// In 12 bits each, where no weight changes by that: single rows then wait less for memory, and many rows are
+    /// multiplied after their weights were unpacked.
+    Compact,
+}
+
+impl Packing {
+    /// Every way, in the order of [`moa_schema::PACKINGS`].
+    const ALL: [Self; moa_schema::PACKINGS.len()] = [Self::Plain, Self::Compact];
+
+    /// The way of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let index = moa_schema::PACKINGS.iter().position(|packing| *packing == name)?;
+        Some(Self::ALL[index])
+    }
+}
+
 /// Panels of each type of element.
 #[derive(Debug)]
 pub(crate) enum Panels {
     F32(Buffer<f32>),
     Bf16(Buffer<[bf16; 2]>),
     F16(Buffer<f16>),
+    /// bf16 in 12 bits.
+    Compact(Compact),
     I8(Buffer<i8>),
     I4(Buffer<Nibbles>),
 }
@@ -31,7 +56,7 @@ impl Panels {
     pub(crate) fn form(&self) -> Form {
         match self {
             Self::F32(_) | Self::F16(_) => Form::Values,
-            Self::Bf16(_) => Form::Pairs,
+            Self::Bf16(_) | Self::Compact(_) => Form::Pairs,
             Self::I8(_) => Form::OF_INT8,
             Self::I4(_) => Form::OF_INT4,
         }
@@ -44,6 +69,8 @@ impl Panels {
 #[derive(Debug)]
 pub(crate) struct Packed {
     geometry: Geometry,
+    /// As it was asked for, whether the weights allow it or not.
+    packing: Packing,
     panels: Panels,
     /// `[matrices, blocks, ceil(columns / PANEL) * PANEL]`, where the panels hold int8.
     scales: Buffer,
@@ -61,15 +88,43 @@ impl Packed {
         packed.refill(geometry, source.into(), &mut PackScratch::default(), &Sequential).then_some(packed)
     }
 
-    /// As [`Packed::new`]; equal weights that are in use somewhere in the process are shared.
-    pub(crate) fn shared<'a>(geometry: Geometry, source: impl Into<WeightData<'a>>) -> Option<Arc<Self>> {
+    /// Packs `source` in 12 bits each; `None` where its length does not fit, or its weights have too many exponents.
+    pub(crate) fn compact(geometry: Geometry, source: &[bf16]) -> Option<Self> {
+        if source.is_empty() || !geometry.fits(WeightData::Bf16(source)) {
+            return None;
+        }
+        let panels = geometry.matrices * geometry.blocks * geometry.panels();
+        let place = |panel| geometry.place(panel, 0, geometry.inner);
+        let panels = Panels::Compact(Compact::new(panels, geometry.inner, place, source)?);
+        Some(Self { geometry, packing: Packing::Compact, panels, ..Self::default() })
+    }
+
+    /// Packs `source` as `packing` asks where its weights allow it; equal weights that are in use somewhere in the
+    /// process are shared.
+    pub(crate) fn shared<'a>(
+        geometry: Geometry,
+        source: impl Into<WeightData<'a>>,
+        packing: Packing,
+    ) -> Option<Arc<Self>> {
         let source = source.into();
         let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|weak| weak.strong_count() > 0);
-        if let Some(found) = all.iter().filter_map(Weak::upgrade).find(|packed| packed.holds(geometry, source)) {
+        if let Some(found) = all
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|packed| packed.packing == packing && packed.holds(geometry, source))
+        {
             return Some(found);
         }
-        let packed = Arc::new(Self::new(geometry, source)?);
+        let compact = match source {
+            WeightData::Bf16(values) if packing == Packing::Compact => Self::compact(geometry, values),
+            _ => None,
+        };
+        let packed = match compact {
+            Some(packed) => packed,
+            None => Self { packing, ..Self::new(geometry, source)? },
+        };
+        let packed = Arc::new(packed);
         all.push(Arc::downgrade(&packed));
         Some(packed)
     }
@@ -149,6 +204,7 @@ impl Packed {
         match self.panels {
             Panels::F32(_) => bytes_of(1, size_of::<f32>()),
             Panels::Bf16(_) | Panels::F16(_) => bytes_of(1, size_of::<f16>()),
+            Panels::Compact(_) => Compact::bytes_of(weights),
             Panels::I8(_) => bytes_of(1, size_of::<i8>()),
             Panels::I4(_) => bytes_of(Nibbles::STEPS, Nibbles::ROWS * size_of::<Nibbles>()),
         }
@@ -184,6 +240,7 @@ impl Packed {
                 Panels::F32(panels) => panels.bytes(),
                 Panels::Bf16(panels) => panels.bytes(),
                 Panels::F16(panels) => panels.bytes(),
+                Panels::Compact(panels) => panels.bytes(),
                 Panels::I8(panels) => panels.bytes(),
                 Panels::I4(panels) => panels.bytes(),
             }
@@ -198,6 +255,9 @@ impl Packed {
             (Panels::F32(panels), WeightData::F32(source)) => geometry.holds(panels.filled(), source),
             (Panels::Bf16(panels), WeightData::Bf16(source)) => geometry.holds(panels.filled(), source),
             (Panels::F16(panels), WeightData::F16(source)) => geometry.holds(panels.filled(), source),
+            (Panels::Compact(panels), WeightData::Bf16(source)) => {
+                panels.holds(|panel| geometry.place(panel, 0, geometry.inner), source)
+            }
             (Panels::I8(panels), WeightData::I8 { values, scales }) => {
                 self.holds_scales(scales) && geometry.holds(panels.filled(), values)
             }
@@ -273,7 +333,8 @@ impl<W: Packable> Stage for Pack<'_, '_, W> {
 impl Default for Packed {
     fn default() -> Self {
         let geometry = Geometry { matrices: 0, blocks: 0, inner: 0, columns: 0 };
-        Self { geometry, panels: Panels::F32(Buffer::default()), scales: Buffer::default(), magnitudes: Vec::new() }
+        let (packing, panels) = (Packing::Plain, Panels::F32(Buffer::default()));
+        Self { geometry, packing, panels, scales: Buffer::default(), magnitudes: Vec::new() }
     }
 }
 
@@ -327,7 +388,8 @@ mod tests {
     #[test]
     fn integers_are_shared_where_their_scales_are_equal() {
         let values: Vec<i8> = (0..GEOMETRY.len()).map(|i| (i % 127) as i8).collect();
-        let pack = |scales: &[f32]| Packed::shared(GEOMETRY, WeightData::I8 { values: &values, scales });
+        let pack =
+            |scales: &[f32]| Packed::shared(GEOMETRY, WeightData::I8 { values: &values, scales }, Packing::Plain);
         let scales: Vec<f32> = (0..2 * 3 * 37).map(|column| 0.125 + column as f32).collect();
         let mut other = scales.clone();
         *other.last_mut().unwrap() = 0.0;
@@ -343,7 +405,7 @@ mod tests {
     fn int4_is_shared_where_its_scales_are_equal() {
         let values: Vec<u8> = (0..GEOMETRY.len().div_ceil(2)).map(|i| (i * 37 % 256) as u8).collect();
         let scales: Vec<bf16> = (0..2 * 3 * 37).map(|i| bf16::from_f32(0.125 + i as f32)).collect();
-        let pack = |values, scales| Packed::shared(GEOMETRY, WeightData::I4(Int4 { values, scales }));
+        let pack = |values, scales| Packed::shared(GEOMETRY, WeightData::I4(Int4 { values, scales }), Packing::Plain);
         let first = pack(&values, &scales).unwrap();
         assert!(Arc::ptr_eq(&first, &pack(&values, &scales).unwrap()));
         let (mut others, mut steeper) = (values.clone(), scales.clone());
@@ -358,32 +420,32 @@ mod tests {
     #[test]
     fn equal_weights_are_shared_while_in_use() {
         let source: Vec<f32> = (0..GEOMETRY.len()).map(|i| i as f32 + 0.5).collect();
-        let first = Packed::shared(GEOMETRY, &source).unwrap();
-        assert!(Arc::ptr_eq(&first, &Packed::shared(GEOMETRY, &source).unwrap()));
+        let first = Packed::shared(GEOMETRY, &source, Packing::Plain).unwrap();
+        assert!(Arc::ptr_eq(&first, &Packed::shared(GEOMETRY, &source, Packing::Plain).unwrap()));
         let mut other = source.clone();
         other[100] = -1.0;
-        assert!(!Arc::ptr_eq(&first, &Packed::shared(GEOMETRY, &other).unwrap()));
+        assert!(!Arc::ptr_eq(&first, &Packed::shared(GEOMETRY, &other, Packing::Plain).unwrap()));
         let stored: Vec<bf16> = source.iter().copied().map(bf16::from_f32).collect();
-        let reduced = Packed::shared(GEOMETRY, WeightData::Bf16(&stored)).unwrap();
+        let reduced = Packed::shared(GEOMETRY, WeightData::Bf16(&stored), Packing::Plain).unwrap();
         assert!(!Arc::ptr_eq(&first, &reduced));
-        assert!(Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&stored)).unwrap()));
+        assert!(Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&stored), Packing::Plain).unwrap()));
         assert!(reduced.bytes() * 5 <= first.bytes() * 3 + 512, "three pairs of rows beside five rows");
         let mut last = stored.clone();
         *last.last_mut().unwrap() = bf16::ZERO;
-        assert!(!Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&last)).unwrap()));
+        assert!(!Arc::ptr_eq(&reduced, &Packed::shared(GEOMETRY, WeightData::Bf16(&last), Packing::Plain).unwrap()));
         let flat = Geometry { matrices: 6, blocks: 1, ..GEOMETRY };
-        assert!(!Arc::ptr_eq(&first, &Packed::shared(flat, &source).unwrap()));
+        assert!(!Arc::ptr_eq(&first, &Packed::shared(flat, &source, Packing::Plain).unwrap()));
     }
 
     #[test]
     fn weights_out_of_use_are_forgotten() {
         let [mine, other] = [0.25, 0.75].map(|value| vec![value; GEOMETRY.len()]);
         let known = |weak: &Weak<Packed>| SHARED.lock().unwrap().iter().any(|other| other.ptr_eq(weak));
-        let packed = Packed::shared(GEOMETRY, &mine).unwrap();
+        let packed = Packed::shared(GEOMETRY, &mine, Packing::Plain).unwrap();
         let weak = Arc::downgrade(&packed);
         assert!(known(&weak));
         drop(packed);
-        let _other = Packed::shared(GEOMETRY, &other).unwrap();
+        let _other = Packed::shared(GEOMETRY, &other, Packing::Plain).unwrap();
         assert!(!known(&weak));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use half::bf16;
 use moa_schema::AccuracyLevel;
 
 use crate::check;
@@ -10,9 +11,9 @@ use crate::geometry::Geometry;
 use crate::kernel_scratch::Scratch;
 use crate::key_panels::KEYS_PER_TILE;
 use crate::narrowed::{Narrowed, needs_four_bytes};
-use crate::packed::{PackScratch, Packed, Panels};
-use crate::rows::may_meet_tiles;
-use crate::simd::{Form, Instructions, Isa, tiles, widened};
+use crate::packed::{PackScratch, Packed, Packing, Panels};
+use crate::rows::{FAR, may_meet_tiles};
+use crate::simd::{Form, Instructions, Isa, compact, tiles, widened};
 use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool};
 
@@ -103,6 +104,7 @@ impl ScratchPool {
 #[derive(Debug)]
 pub struct Prepared {
     pub(crate) isa: Isa,
+    packing: Packing,
     weights: [Option<Arc<Packed>>; WEIGHTS],
     /// Whether the values of a packed weight need four bytes.
     wide: [bool; WEIGHTS],
@@ -136,6 +138,7 @@ impl Prepared {
     pub fn new(limit: Instructions) -> Self {
         Self {
             isa: Isa::at_most(limit),
+            packing: Packing::default(),
             weights: Default::default(),
             wide: [false; WEIGHTS],
             scratch: Arc::default(),
@@ -147,6 +150,14 @@ impl Prepared {
     #[must_use]
     pub fn with_pool(self, scratch: Arc<ScratchPool>) -> Self {
         Self { scratch, ..self }
+    }
+
+    /// The same that packs weights of more than 4 MiB of bf16 as `packing` says, with the same results. AMX tiles take
+    /// them plain, and so do vectors of 8 lanes and fewer.
+    #[must_use]
+    pub fn with_packing(self, packing: Packing) -> Self {
+        let serves = compact::serves(self.isa) && !self.isa.has_tiles();
+        Self { packing: if serves { packing } else { Packing::Plain }, ..self }
     }
 
     /// The same for a node that may round factors of products: where weights are bf16 and the processor multiplies
@@ -204,7 +215,9 @@ impl Prepared {
         let geometry = Geometry { matrices, blocks, inner, columns };
         check::length(weight.names()[0], geometry.len(), &shape)?;
         let narrowed = Narrowed::exact(data, !self.isa.has_tiles());
-        self.weights[weight as usize] = Packed::shared(geometry, narrowed.as_ref().map_or(data, Narrowed::data));
+        let packing = if geometry.len() > FAR / size_of::<bf16>() { self.packing } else { Packing::Plain };
+        let data_to_pack = narrowed.as_ref().map_or(data, Narrowed::data);
+        self.weights[weight as usize] = Packed::shared(geometry, data_to_pack, packing);
         self.wide[weight as usize] = narrowed.is_none() && needs_four_bytes(data);
         Ok(())
     }
@@ -246,7 +259,7 @@ impl Prepared {
     }
 
     /// Bytes that each thread keeps besides, for all nodes together, once it has multiplied on AMX tiles, or many rows
-    /// by weights that are packed in int4 or, with vectors of 8 lanes or 4, in f16; or has rounded rows.
+    /// by weights that are packed in int4, in 12 bits or, with vectors of 8 lanes or 4, in f16; or has rounded rows.
     pub fn thread_bytes(&self) -> usize {
         let tiles = if self.isa.has_tiles() { tiles::THREAD_BYTES } else { 0 };
         let int4 = || self.weights.iter().flatten().any(|packed| matches!(packed.panels(), Panels::I4(_)));
@@ -264,7 +277,9 @@ impl Prepared {
             _ => 0,
         };
         let rounded = rounded.max().filter(|bytes| *bytes > 0).map_or(0, |bytes| bytes.max(attention));
-        tiles + rounded + if widens { widened::THREAD_BYTES } else { 0 }
+        let unpacked = self.weights.iter().flatten().filter(|packed| matches!(packed.panels(), Panels::Compact(_)));
+        let unpacked = unpacked.map(|packed| compact::thread_bytes(packed.geometry().inner)).max().unwrap_or(0);
+        tiles + rounded + unpacked + if widens { widened::THREAD_BYTES } else { 0 }
     }
 
     /// Bytes of scratch memory that is kept for later calls, those of nodes that share it included.
@@ -365,6 +380,38 @@ mod tests {
             prepared.pack(Weight::Query, [1, 8, 600], 1, data).unwrap();
             assert_eq!(prepared.thread_bytes(), Form::Pairs.thread_bytes(600), "{level:?}");
         }
+    }
+
+    /// What is asked for is kept to where the processor serves it and caches may not hold the weights.
+    #[test]
+    #[cfg_attr(miri, ignore = "too many weights")]
+    fn large_weights_are_packed_as_asked() {
+        let with = |packing, level, weights: &[bf16]| {
+            let mut prepared = Prepared::new(level).with_packing(packing);
+            prepared.pack(Weight::Output, [1, 512, weights.len() / 512], 1, WeightData::Bf16(weights)).unwrap();
+            prepared
+        };
+        let weights: Vec<bf16> = (0..FAR / 2 + 512).map(|i| bf16::from_f32((i as f32 * 0.37).sin())).collect();
+        let widest = Isa::at_most(Instructions::Avx512);
+        let plain = with(Packing::Plain, Instructions::Avx512, &weights);
+        let compact = with(Packing::Compact, Instructions::Avx512, &weights);
+        if compact::serves(widest) {
+            assert!(compact.weight_bytes() * 100 < plain.weight_bytes() * 77, "{}", compact.weight_bytes());
+            assert_eq!(compact.thread_bytes() - plain.thread_bytes(), compact::thread_bytes(512));
+            let other = with(Packing::Compact, Instructions::Avx512, &weights);
+            assert!(Arc::ptr_eq(compact.weights[4].as_ref().unwrap(), other.weights[4].as_ref().unwrap()));
+        } else {
+            crate::skip::skip("no AVX-512 F and BW");
+            assert_eq!(compact.weight_bytes(), plain.weight_bytes());
+        }
+        let narrow = with(Packing::Compact, Instructions::Avx2, &weights);
+        assert_eq!(narrow.weight_bytes(), plain.weight_bytes(), "vectors of 8 lanes");
+        let near =
+            [Packing::Plain, Packing::Compact].map(|packing| with(packing, Instructions::Avx512, &weights[512..]));
+        assert_eq!(near[0].weight_bytes(), near[1].weight_bytes(), "weights that caches may hold");
+        let unlike: Vec<bf16> = (0..FAR / 2 + 512).map(|i| bf16::from_bits((i * 40503) as u16)).collect();
+        let unlike = [Packing::Plain, Packing::Compact].map(|packing| with(packing, Instructions::Avx512, &unlike));
+        assert_eq!(unlike[0].weight_bytes(), unlike[1].weight_bytes(), "weights of too many exponents");
     }
 
     #[test]

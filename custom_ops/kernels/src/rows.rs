@@ -91,7 +91,7 @@ const LONG: usize = 65536;
 /// As [`LONG`], of all weights, where the last cache gives one stream faster too. Nearer caches give several, since a
 /// panel alone has too few sums under way. With AVX2 blocks fetch the next panels of such weights alone: where the last
 /// cache holds them, fetching costs more than it saves.
-const FAR: usize = 1 << 22;
+pub(crate) const FAR: usize = 1 << 22;
 
 /// Whether the last cache may not hold weights until they are read again.
 pub(crate) fn are_far(weights: &Packed) -> bool {
@@ -120,8 +120,13 @@ pub(crate) struct Next<'a> {
 
 impl Next<'_> {
     /// Where its panels stand.
-    fn memory(self) -> Memory {
+    pub(crate) fn memory(self) -> Memory {
+        let geometry = self.weights.geometry();
         match self.weights.panels() {
+            Panels::Compact(compact) => {
+                let first = geometry.number(self.matrix, self.block, self.first_column / PANEL);
+                Memory::of(compact.panels_from(first).words())
+            }
             Panels::F32(panels) => self.of(panels),
             Panels::Bf16(panels) => self.of(panels),
             Panels::F16(panels) => self.of(panels),
@@ -165,6 +170,7 @@ impl RowProduct<'_> {
             Panels::F16(panels) => self.compute_on_tiles(panels, isa, out),
             Panels::I8(panels) => self.compute_on_tiles(panels, isa, out),
             Panels::I4(panels) => self.compute_on_tiles(panels, isa, out),
+            Panels::Compact(_) => false,
         };
         if !on_tiles {
             self.compute_on_any_vectors(isa.without_tiles(), out);
@@ -188,6 +194,7 @@ impl RowProduct<'_> {
             }),
             Panels::Bf16(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
             Panels::F16(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
+            Panels::Compact(compact) => self.compute_compact(compact, isa, out),
             Panels::I8(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
             Panels::I4(panels) => self.compute_on_vectors(self.left, |column| self.right(panels, column), isa, out),
         }
@@ -240,7 +247,7 @@ impl RowProduct<'_> {
     }
 
     /// Every block of rows times the columns `columns`; block `index` fetches `ahead(index)`.
-    fn compute_blocks<W: Element>(
+    pub(crate) fn compute_blocks<W: Element>(
         &self,
         (left, right): (Left<'_>, Right<'_, W>),
         columns: Range<usize>,

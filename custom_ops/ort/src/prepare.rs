@@ -2,10 +2,10 @@
 
 use std::env;
 
-use moa_kernels::{Instructions, Prepared, ScratchPool, Weight};
+use moa_kernels::{Instructions, Packing, Prepared, ScratchPool, Weight};
 use moa_schema::{
-    Attributes, INSTRUCTIONS_VARIABLE, cross_attention as cross, feed_forward as ffn, instructions, lm_head as head,
-    self_attention as own,
+    Attributes, INSTRUCTIONS_VARIABLE, PACKING_VARIABLE, cross_attention as cross, feed_forward as ffn, instructions,
+    lm_head as head, packing, self_attention as own,
 };
 
 use crate::failure::Failure;
@@ -17,24 +17,35 @@ pub(crate) struct Constant<'a> {
     pub(crate) elements: Elements<'a>,
 }
 
-/// The widest instructions that kernels may use, as the environment says.
-///
-/// # Errors
-///
-/// A value of [`INSTRUCTIONS_VARIABLE`] that is no level's name.
-pub(crate) fn most_instructions() -> Result<Instructions, Failure> {
-    let level = instructions(env::var_os(INSTRUCTIONS_VARIABLE).as_deref()).map_err(Failure::argument)?;
-    Ok(level.and_then(Instructions::named).unwrap_or_default())
+/// What kernels do as the environment says.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Choices {
+    /// The widest instructions.
+    limit: Instructions,
+    packing: Packing,
 }
 
-/// Packs what `constant` knows for instructions up to `limit`; an input that is not constant, or does not fit, is left
-/// to each call.
+impl Choices {
+    /// # Errors
+    ///
+    /// A value of [`INSTRUCTIONS_VARIABLE`] or [`PACKING_VARIABLE`] that names nothing.
+    pub(crate) fn of_environment() -> Result<Self, Failure> {
+        let level = instructions(env::var_os(INSTRUCTIONS_VARIABLE).as_deref()).map_err(Failure::argument)?;
+        let way = packing(env::var_os(PACKING_VARIABLE).as_deref()).map_err(Failure::argument)?;
+        Ok(Self {
+            limit: level.and_then(Instructions::named).unwrap_or_default(),
+            packing: way.and_then(Packing::named).unwrap_or_default(),
+        })
+    }
+}
+
+/// Packs what `constant` knows as `choices` say; an input that is not constant, or does not fit, is left to each call.
 pub(crate) fn prepare<'a>(
-    limit: Instructions,
+    Choices { limit, packing }: Choices,
     attributes: &Attributes,
     constant: &dyn Fn(usize) -> Option<Constant<'a>>,
 ) -> Prepared {
-    let mut prepared = Prepared::new(limit).with_pool(ScratchPool::of_process());
+    let mut prepared = Prepared::new(limit).with_packing(packing).with_pool(ScratchPool::of_process());
     let weights: Vec<(Weight, usize, Option<usize>, usize)> = match attributes {
         Attributes::SelfAttention(attributes) => vec![
             (Weight::Router, own::ROUTER_WEIGHT, None, 1),

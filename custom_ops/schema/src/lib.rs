@@ -78,7 +78,7 @@ pub use routing::RoutingPart;
 pub use shape::{CrossAttentionDims, FeedForwardDims, LmHeadDims, SelfAttentionDims, ShapeError, refuse_integers};
 pub use switches::{
     ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTION_LEVELS, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE,
-    WGMMA_VARIABLE, instructions, is_wgmma_off, multiprocessors,
+    PACKING_VARIABLE, PACKINGS, WGMMA_VARIABLE, instructions, is_wgmma_off, multiprocessors, packing,
 };
 pub use types::{BLOCK, FloatType, IntegerType, MatrixType, NodeTypes};
 

@@ -10,6 +10,12 @@ pub const INSTRUCTIONS_VARIABLE: &str = "MOA_CPU_INSTRUCTIONS";
 /// Levels of instructions that [`INSTRUCTIONS_VARIABLE`] names, the narrowest first.
 pub const INSTRUCTION_LEVELS: [&str; 6] = ["portable", "neon", "avx2", "avx-vnni", "avx512", "amx"];
 
+/// Names how large matrices of bf16 are packed; an empty value counts as none. Read when the kernel of a node is made.
+pub const PACKING_VARIABLE: &str = "MOA_CPU_PACKING";
+
+/// Ways to pack that [`PACKING_VARIABLE`] names, the default first.
+pub const PACKINGS: [&str; 2] = ["plain", "compact"];
+
 /// Names a kernel archive that is used in place of the one in the build.
 pub const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
 
@@ -33,10 +39,22 @@ pub const MULTIPROCESSORS_VARIABLE: &str = "MOA_CUDA_MULTIPROCESSORS";
 ///
 /// What is wrong with a value that is none of [`INSTRUCTION_LEVELS`].
 pub fn instructions(value: Option<&OsStr>) -> Result<Option<&'static str>, String> {
+    one_of(INSTRUCTIONS_VARIABLE, &INSTRUCTION_LEVELS, value)
+}
+
+/// The way to pack that the value of [`PACKING_VARIABLE`] names.
+///
+/// # Errors
+///
+/// What is wrong with a value that is none of [`PACKINGS`].
+pub fn packing(value: Option<&OsStr>) -> Result<Option<&'static str>, String> {
+    one_of(PACKING_VARIABLE, &PACKINGS, value)
+}
+
+fn one_of(variable: &str, names: &[&'static str], value: Option<&OsStr>) -> Result<Option<&'static str>, String> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
-    let levels = INSTRUCTION_LEVELS.join(", ");
-    let refused = || format!("{INSTRUCTIONS_VARIABLE} must be one of {levels}, found {}", value.display());
-    INSTRUCTION_LEVELS.into_iter().find(|level| value == *level).ok_or_else(refused).map(Some)
+    let refused = || format!("{variable} must be one of {}, found {}", names.join(", "), value.display());
+    names.iter().find(|name| value == **name).copied().ok_or_else(refused).map(Some)
 }
 
 /// Whether the value of [`WGMMA_VARIABLE`] keeps products from warpgroup products.
@@ -67,6 +85,11 @@ mod tests {
         }
         let refused = "MOA_CPU_INSTRUCTIONS must be one of portable, neon, avx2, avx-vnni, avx512, amx, found AVX2";
         assert_eq!(instructions(Some("AVX2".as_ref())), Err(refused.to_owned()));
+        for (value, expected) in [(None, None), (Some(""), None), (Some("compact"), Some("compact"))] {
+            assert_eq!(packing(value.map(OsStr::new)), Ok(expected), "{value:?}");
+        }
+        let refused = "MOA_CPU_PACKING must be one of plain, compact, found 12";
+        assert_eq!(packing(Some("12".as_ref())), Err(refused.to_owned()));
         assert!(is_wgmma_off(Some("0".as_ref())));
         for value in [None, Some(""), Some("1"), Some("off")] {
             assert!(!is_wgmma_off(value.map(OsStr::new)), "{value:?}");

@@ -390,6 +390,7 @@ fn facts(report: &mut Report, receipt: &Receipt) {
         ("Time".into(), utc(receipt.unix_time)),
     ];
     facts.extend(receipt.options.instructions.iter().map(|level| ("Instructions, at most".to_owned(), level.clone())));
+    facts.extend(receipt.options.packing.iter().map(|way| ("Packing of bf16".to_owned(), way.clone())));
     facts.extend(receipt.runtimes.iter().map(fact));
     for file in &receipt.files {
         facts.push((format!("{}: {}", file.model, file.file), file_fact(file)));

@@ -30,7 +30,7 @@ use super::{
     output_file::{CSV, JSON, OutputFile, PAGE, commit_all, is_stdout, own_ending},
     print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
-    receipt::{instructions, libraries},
+    receipt::{instructions, libraries, packing},
     run::{BackendOptions, backends, check_ort_options},
 };
 use crate::{
@@ -268,6 +268,7 @@ fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Res
             warm_up: arguments.warm_up,
             allow_failed_parity: arguments.allow_failed_parity,
             instructions: instructions(setup.backends),
+            packing: packing(setup.backends),
         },
         warnings: Vec::new(),
     })

@@ -16,6 +16,9 @@
 //!
 //! `widened` is the door to panels that are widened for many blocks of rows.
 //!
+//! `compact` packs bf16 in 12 bits. It is the door to products of few rows with such panels, which `avx512_compact`
+//! makes, and to panels that are unpacked for many.
+//!
 //! `tiles` is the door to products of many rows on AMX tiles: `pairs_on_tiles` has those with weights of one part,
 //! `rounded_tiles` those of rows that are rounded. `strip_softmax` is the door to attention on them. `amx` asks for
 //! tiles and proves bounds, `amx_split` cuts f32 into bf16 parts or rounds it, `amx_blocks` and `amx_rounded` multiply
@@ -56,7 +59,12 @@ mod avx2_softmax;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
+mod avx512_compact;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
 mod avx512_softmax;
+#[allow(unsafe_code)]
+pub(crate) mod compact;
 mod element;
 #[allow(unsafe_code)]
 mod few_keys;

@@ -18,7 +18,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    fn row<'a, T>(&self, source: &'a [T], row: usize) -> &'a [T] {
+    pub(super) fn row<'a, T>(&self, source: &'a [T], row: usize) -> &'a [T] {
         &source[self.first + row * self.stride..][..self.columns]
     }
 }

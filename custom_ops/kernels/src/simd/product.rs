@@ -45,7 +45,7 @@ impl Left<'_> {
     /// # Panics
     ///
     /// If one of them is not in the slice.
-    fn rows(&self, rows: &mut [*const f32; ROWS]) {
+    pub(super) fn rows(&self, rows: &mut [*const f32; ROWS]) {
         let len = self.blocks.map_or(self.inner, |blocks| quantized::span(self.inner, blocks));
         let last = self.data.len().checked_sub(len);
         let mut highest = 0;

@@ -17,7 +17,7 @@ use super::call::Call;
 use super::kind::element_code;
 use super::shape::Shape;
 use crate::failure::{Failure, catch, catch_at_node};
-use crate::prepare::{most_instructions, prepare};
+use crate::prepare::{Choices, prepare};
 use crate::{attributes, compute};
 
 /// The answer about a parameter that there is not.
@@ -277,8 +277,9 @@ unsafe extern "system" fn create(
     let node = or_else(String::new(), || info.node_name());
     let result = catch_at_node(operator.name, &node, || {
         let (attributes, accuracy) = attributes::read(operator, &info)?;
-        let prepared =
-            prepare(most_instructions()?, &attributes, &|index| info.constant(index, &operator.inputs[index], types));
+        let prepared = prepare(Choices::of_environment()?, &attributes, &|index| {
+            info.constant(index, &operator.inputs[index], types)
+        });
         let prepared = prepared.with_accuracy(accuracy);
         let shapes = operator.inputs.iter().enumerate();
         let constants = shapes.map(|(index, input)| info.constant_shape(index, input, types)).collect();
