@@ -1,7 +1,8 @@
 """A JetMoE of two layers, exported, beside its rivals, in one run.
 
     python3 -m pip install numpy onnx onnxruntime torch "transformers==4.57.6" mobius-onnx==0.1.0
-    python3 benches/jetmoe.py [--threads 2] [--rounds 9] [--only CASE ...] [--rivals NAME ...] [--json FILE]
+    python3 benches/jetmoe.py [--threads 2] [--rounds 9] [--only CASE ...] [--rivals NAME ...] [--dtype DTYPE ...]
+        [--compact] [--json FILE]
 
 Random weights whose values are bf16, as those of jetmoe/jetmoe-8b, d 2048, 16 key/value heads of 128, E 8, k 2, MLP 1408,
 vocabulary 4096. The rivals: PyTorch eager of transformers in f32; the same model in bf16, with its own attention and
@@ -10,7 +11,7 @@ attention. Every output is compared first with PyTorch's in f32, and what is wro
 cpu_operator.py, which see for ratios. `--dtype bf16` adds our export with weights stored in bf16, `bf16-products` one
 whose products may have factors of bf16, `int8` and `int4` those with matrices in integers, `int8-products` and
 `int4-products` these with other factors that may be int8; integers are compared with PyTorch on the weights that they
-stand for. A decode step of ours writes its caches in place; beside it stands
+stand for. `--compact` adds the export in bf16 with MOA_CPU_PACKING=compact. A decode step of ours writes its caches in place; beside it stands
 "copying", where past and present are buffers of their own.
 """
 
@@ -48,6 +49,7 @@ DYNAMO = "dynamo.onnx"
 TOLERANCE = 2e-4
 # Of a token, where factors of products are rounded.
 TOLERANCE_ROUNDED = 0.05
+COMPACT = "ours bf16 compact"
 ROUNDS = ("eager bf16", "sdpa bf16", "ours bf16-products", "ours int8-products", "ours int4-products")
 GOALS = [
     ("decode-past128", "mobius", 3.5), ("T128", "mobius", 2.5), ("T512", "mobius", 2.5), ("T128", "eager", 1.6),
@@ -199,10 +201,11 @@ def open_session(path, args, library=None):
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def ours(work, args, dtype):
+def ours(work, args, dtype, packing=""):
     out = work / f"moa-export-{dtype}"
     extra = [] if dtype == "fp32" else ["--dtype", dtype]
     subprocess.run([args.program, work / "checkpoint", "-o", out, "--force", *extra], check=True)
+    os.environ["MOA_CPU_PACKING"] = packing
     return open_session(out / "model.onnx", args, LIBRARY)
 
 
@@ -287,6 +290,8 @@ def prepare(work, args, model):
     sessions, notes = {"ours": ours(work, args, "fp32")}, {}
     for dtype in args.dtype:
         sessions[f"ours {dtype}"] = ours(work, args, dtype)
+    if args.compact:
+        sessions[COMPACT] = ours(work, args, "bf16", "compact")
     makers = {"mobius": lambda: mobius(work, args), "dynamo": lambda: dynamo(work, args, model)}
     for name in [name for name in args.rivals if name in makers]:
         try:
@@ -304,10 +309,12 @@ def prepare(work, args, model):
 
 
 def read_bytes(past, contender):
-    """Bytes that one token needs: matrices of layers in two bytes a value, or as integers are stored; caches in four, and a
-    head of f32 too, since ONNX Runtime multiplies by it."""
+    """Bytes that one token needs: matrices of layers in two bytes a value, in 12 bits or as integers are stored; caches in
+    four, and a head of f32 too, since ONNX Runtime multiplies by it."""
     integers = next((stored for stored in WIDTHS if stored in contender), None)
     width, head = WIDTHS.get(integers, 2), WIDTHS[HEAD] if integers else 2 if "bf16" in contender else 4
+    if contender.startswith(COMPACT):
+        width = head = 1.5
     d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
     layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
     layers = SIZES["num_hidden_layers"]
@@ -355,6 +362,8 @@ def measure(name, sessions, models, eager, args, bandwidth):
         pair = [result["times"].get(f"ours{kind}{way}") for kind in ("", f" {dtype}")]
         if all(pair):
             result.setdefault(dtype, {})[f"{dtype}{way}"] = bench.ratio(*pair)
+    if COMPACT in result["times"] and "ours bf16" in result["times"]:
+        result["compact"] = bench.ratio(*(result["times"][name] for name in ("ours bf16", COMPACT)))
     if tokens == 1:
         for contender in [name for name in runs if name.startswith("ours")]:
             amount = read_bytes(past, contender)
@@ -384,6 +393,8 @@ def report(name, result):
         print(f"  {contender} reads {megabytes:.1f} MB: {rate:.1f} GB/s, {100 * read['share']:.0f} % of a plain read")
     for name, r in [pair for dtype in DTYPES for pair in result.get(dtype, {}).items()]:
         print(f"  f32 / {name}: {r['median']:.2f} (min/min {r['min']:.2f}, {r['range'][0]:.2f} .. {r['range'][1]:.2f})")
+    if r := result.get("compact"):
+        print(f"  bf16 / compact: {r['median']:.2f} (min/min {r['min']:.2f}, {r['range'][0]:.2f} .. {r['range'][1]:.2f})")
     sys.stdout.flush()
 
 
@@ -407,6 +418,7 @@ def arguments():
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rivals", nargs="*", default=RIVALS, choices=RIVALS)
     parser.add_argument("--dtype", nargs="*", default=[], choices=DTYPES, help="further exports of ours")
+    parser.add_argument("--compact", action="store_true", help="the export in bf16 with weights packed in 12 bits too")
     parser.add_argument("--program", default=str(ROOT / "target/release/moa-export"))
     parser.add_argument("--work", type=pathlib.Path, help="folder for checkpoint and graphs, 4 GB, which is kept")
     parser.add_argument("--json", type=pathlib.Path)

@@ -32,8 +32,8 @@ const STAGES: [Stage; 8] = [
     },
     Stage {
         title: "products on AVX-512",
-        features: "+avx2,+fma,+f16c,+avx512f,+avx512dq",
-        arguments: &["-p", "moa-kernels", "--lib", "simd::product"],
+        features: "+avx2,+fma,+f16c,+avx512f,+avx512dq,+avx512bw",
+        arguments: &["-p", "moa-kernels", "--lib", "--", "simd::compact", "simd::product"],
     },
     Stage {
         title: "products and few slots on NEON",

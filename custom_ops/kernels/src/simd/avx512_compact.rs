@@ -11,19 +11,19 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::avx512::mask;
-use super::compact::{CompactRaw, GROUP, HEAD, STEPS};
+use super::compact::{CompactRaw, FEW_ROWS, GROUP, HEAD, STEPS};
 use super::element::UPPER;
 use super::product::{LINE, PAGE};
 use super::{LANES, PANEL};
-
-/// Most rows that are multiplied at once.
-pub(super) const ROWS: usize = 4;
 
 /// Vectors of a row of a group.
 const VECTORS: usize = PANEL / LANES;
 
 /// Pairs of steps of a group.
 const PAIRS: usize = STEPS / 2;
+
+/// Bytes between what is read and what is fetched.
+const AHEAD: usize = 2 * PAGE;
 
 /// `(a & b) | c`, by its table.
 const AND_OR: i32 = 0xea;
@@ -141,7 +141,7 @@ fn widened([left, right]: [__m512i; VECTORS]) -> [[__m512i; VECTORS]; 2] {
     [first, [_mm512_and_si512(left, upper), _mm512_and_si512(right, upper)]]
 }
 
-/// `M` rows times one panel, which is fetched a page ahead.
+/// `M` rows times one panel, which is fetched two pages ahead.
 ///
 /// # Safety
 ///
@@ -157,7 +157,7 @@ unsafe fn rows<const M: usize>(raw: &CompactRaw) {
         let exponents = Exponents::load(raw.panel);
         for first in (0..raw.inner).step_by(STEPS) {
             for line in 0..GROUP * size_of::<u32>() / LINE {
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(PAGE + line * LINE).cast());
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(AHEAD + line * LINE).cast());
             }
             let mut group = load(at, exponents);
             if (*patch as usize) < (first + STEPS) * PANEL {
@@ -204,7 +204,7 @@ unsafe fn store<const M: usize>(raw: &CompactRaw, sums: &[[__m512; VECTORS]; M])
     }
 }
 
-/// `count` rows, at least one and at most [`ROWS`], times one panel.
+/// `count` rows, at least one and at most [`FEW_ROWS`], times one panel.
 ///
 /// # Safety
 ///
@@ -212,7 +212,7 @@ unsafe fn store<const M: usize>(raw: &CompactRaw, sums: &[[__m512; VECTORS]; M])
 /// destination, and groups for `inner` steps behind the head of the panel. Its patches must rise and end. The processor
 /// must have AVX-512 F and BW.
 pub(super) unsafe fn multiply(count: usize, raw: &CompactRaw) {
-    const KERNELS: [unsafe fn(&CompactRaw); ROWS] = [rows::<1>, rows::<2>, rows::<3>, rows::<4>];
+    const KERNELS: [unsafe fn(&CompactRaw); FEW_ROWS] = [rows::<1>, rows::<2>, rows::<3>, rows::<4>];
     // SAFETY: by the caller's promise.
     unsafe { KERNELS[count - 1](raw) }
 }

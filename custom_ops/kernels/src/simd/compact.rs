@@ -6,8 +6,8 @@
 //!
 //! A panel is a head with the exponents, then groups of eight inner steps in three rows of bytes: the numbers of the
 //! exponents, those of the later four steps in the upper halves, and signs and fractions of four steps each. A
-//! permutation of bytes finds what exponents have in the upper byte of a bf16 and in the lower. The bytes of a row stand
-//! so that both kinds, interleaved in runs of eight, are pairs of steps, column after column.
+//! permutation of bytes finds what exponents have in the upper byte of a bf16 and in the lower. The bytes of a row
+//! stand so that both kinds, interleaved in runs of eight, are pairs of steps, column after column.
 
 use std::cell::Cell;
 
@@ -42,6 +42,9 @@ const BITS: u32 = 4;
 
 /// The sign in a byte that has it and the fraction.
 const SIGN: u32 = 0x80;
+
+/// Most rows that are multiplied without unpacking.
+pub(super) const FEW_ROWS: usize = 4;
 
 /// The place of the patch behind the last one.
 const END: u32 = u32::MAX;
@@ -322,19 +325,13 @@ thread_local! {
     static PAIRS: Cell<Buffer<[bf16; 2]>> = Cell::default();
 }
 
-/// Most rows that are multiplied without unpacking.
-#[cfg(target_arch = "x86_64")]
-const FEW_ROWS: usize = avx512_compact::ROWS;
-#[cfg(not(target_arch = "x86_64"))]
-const FEW_ROWS: usize = 0;
-
 /// Multiplies `count` rows with a panel.
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 fn multiply_panel(count: usize, raw: &CompactRaw) {
     // SAFETY: the one caller proved that `count` rows on both sides and one factor for each are in bounds, and that the
-    // processor has AVX-512 F and BW. The panel and its patches are as `pack` made them: as many groups as the rows need, and
-    // patches within `inner` steps up to an `END`. The destination is borrowed mutably, so it meets nothing that is
-    // read.
+    // processor has AVX-512 F and BW. The panel and its patches are as `pack` made them: as many groups as the rows
+    // need, and patches within `inner` steps up to an `END`. The destination is borrowed mutably, so it meets nothing
+    // that is read.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         avx512_compact::multiply(count, raw);
