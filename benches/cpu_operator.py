@@ -269,7 +269,8 @@ def cpu_name():
 def machine(args):
     """What a run was made on and with."""
     versions = {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__}
-    return {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": args.threads, "versions": versions, "load_before": os.getloadavg()}
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": args.threads, "versions": versions,
+            "packing": os.environ.get("MOA_CPU_PACKING") or "plain", "load_before": os.getloadavg()}
 
 
 def shortened(value):

@@ -28,6 +28,9 @@ from cpu_operator import SHAPES, OrtRun, build_of, interleave, machine, summary,
 from cpu_operator_graphs import Shape
 
 
+PACKINGS = ("=plain", "=compact")
+
+
 class Library(typing.NamedTuple):
     path: pathlib.Path
     packing: str
@@ -37,7 +40,7 @@ class Library(typing.NamedTuple):
 
 
 def library_of(name):
-    path, _, packing = name.partition("=")
+    path, _, packing = name.rpartition("=") if name.endswith(PACKINGS) else (name, "", "")
     return Library(pathlib.Path(path), packing)
 
 
@@ -140,7 +143,7 @@ def main():
     kept = ("dtype", "values", "layers", "in_place", "sessions", "turns", "seconds")
     head = machine(args) | {name: getattr(args, name) for name in kept}
     head["builds"] = [build_of(library.path) for library in args.libraries]
-    head["packings"] = [library.packing or "plain" for library in args.libraries]
+    head["packing"] = [library.packing or "plain" for library in args.libraries]
     results = {}
     for name, shape in shapes.items():
         print(f"{name}, {args.layers} layers, {args.dtype}, values of {args.values}, {args.threads} threads{', in place' if args.in_place else ''}")

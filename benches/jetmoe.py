@@ -201,11 +201,10 @@ def open_session(path, args, library=None):
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def ours(work, args, dtype, packing=""):
+def ours(work, args, dtype):
     out = work / f"moa-export-{dtype}"
     extra = [] if dtype == "fp32" else ["--dtype", dtype]
     subprocess.run([args.program, work / "checkpoint", "-o", out, "--force", *extra], check=True)
-    os.environ["MOA_CPU_PACKING"] = packing
     return open_session(out / "model.onnx", args, LIBRARY)
 
 
@@ -287,11 +286,13 @@ def judge(session, model, lengths=(8, 29, 128, 512), repeats=6):
 
 def prepare(work, args, model):
     """Sessions by name, and what is known of rivals that are not timed."""
+    os.environ.pop("MOA_CPU_PACKING", None)
     sessions, notes = {"ours": ours(work, args, "fp32")}, {}
     for dtype in args.dtype:
         sessions[f"ours {dtype}"] = ours(work, args, dtype)
     if args.compact:
-        sessions[COMPACT] = ours(work, args, "bf16", "compact")
+        os.environ["MOA_CPU_PACKING"] = "compact"
+        sessions[COMPACT] = open_session(work / "moa-export-bf16/model.onnx", args, LIBRARY)
     makers = {"mobius": lambda: mobius(work, args), "dynamo": lambda: dynamo(work, args, model)}
     for name in [name for name in args.rivals if name in makers]:
         try:
@@ -428,6 +429,8 @@ def arguments():
 def main():
     global LIBRARY
     args = arguments()
+    if args.compact and "bf16" not in args.dtype:
+        sys.exit("--compact stands beside --dtype bf16")
     LIBRARY = bench.library()
     import torch
     import transformers

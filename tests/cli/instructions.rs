@@ -98,8 +98,12 @@ fn a_way_to_pack_is_told_and_others_are_refused() {
         assert!(String::from_utf8_lossy(&scene.read("told.html")).contains("Packing of bf16"), "{line}");
     }
     let told = "MOA_CPU_PACKING must be one of plain, compact, found 12";
-    for line in ["run out --random --seq 2", "verify out --checkpoint ck --backends ort"] {
+    for line in
+        ["run out --random --seq 2", "verify out --checkpoint ck --backends ort", "bench out --backends ort --seq 2"]
+    {
         with("12", line).assert_refused(line, 2, &[told, "help: name one of these"]);
     }
     assert_eq!(with("", "run out --random --seq 2").code, Some(0), "an empty value counts as none");
+    let line = "run out --random --seq 2 --backend ort-function";
+    assert_eq!(with("12", line).code, Some(0), "what is not used is not refused");
 }

@@ -7,7 +7,7 @@ use crate::huge_pages;
 use crate::scalar::Scalar;
 
 /// Bytes of a cache line, and of the widest vector.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// There is no memory for what a call needs: the payload of the panic that ends it, which no hook sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

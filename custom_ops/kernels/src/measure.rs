@@ -138,6 +138,9 @@ pub fn streams(limit: Instructions) -> Vec<Stream> {
     let geometry = Geometry { matrices, blocks: 1, inner, columns };
     let wide: Vec<f32> = (0..geometry.len()).map(|i| (i % 251) as f32 - 125.0).collect();
     let brain: Vec<half::bf16> = wide.iter().copied().map(half::bf16::from_f32).collect();
+    let rare = |i: usize| half::bf16::from_bits(((1 + i % 100) << 7) as u16);
+    let with_rare = |(i, value): (usize, &half::bf16)| if i % 5003 == 0 { rare(i / 5003) } else { *value };
+    let patched: Vec<half::bf16> = brain.iter().enumerate().map(with_rare).collect();
     let half: Vec<half::f16> = wide.iter().copied().map(half::f16::from_f32).collect();
     let integers: Vec<i8> = (0..geometry.len()).map(|i| (i % 251) as u8 as i8).collect();
     let scales = vec![0.5; matrices * columns];
@@ -146,7 +149,7 @@ pub fn streams(limit: Instructions) -> Vec<Stream> {
     let all = [
         ("f32", Packed::new(geometry, &wide)),
         ("bf16", Packed::new(geometry, WeightData::Bf16(&brain))),
-        ("compact", Packed::compact(geometry, &brain)),
+        ("compact", Packed::compact(geometry, &patched)),
         ("f16", Packed::new(geometry, WeightData::F16(&half))),
         ("int8", Packed::new(geometry, WeightData::I8 { values: &integers, scales: &scales })),
         ("int4", Packed::new(geometry, WeightData::I4(Int4 { values: &nibbles, scales: &blocks }))),

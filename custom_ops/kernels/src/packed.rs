@@ -23,7 +23,7 @@ pub enum Packing {
     /// In 16 bits each.
     #[default]
     Plain,
-    /// In 12 bits each, where no weight changes by that: single rows then wait less for memory, and many rows are
+    /// In 12 bits each, without loss, where panels have few exponents: few rows then wait less for memory, and many are
     /// multiplied after their weights were unpacked.
     Compact,
 }
@@ -69,7 +69,7 @@ impl Panels {
 #[derive(Debug)]
 pub(crate) struct Packed {
     geometry: Geometry,
-    /// As it was asked for, whether the weights allow it or not.
+    /// As it was asked for, of bf16, whether the weights allow it or not.
     packing: Packing,
     panels: Panels,
     /// `[matrices, blocks, ceil(columns / PANEL) * PANEL]`, where the panels hold int8.
@@ -107,6 +107,7 @@ impl Packed {
         packing: Packing,
     ) -> Option<Arc<Self>> {
         let source = source.into();
+        let packing = if let WeightData::Bf16(_) = source { packing } else { Packing::Plain };
         let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|weak| weak.strong_count() > 0);
         if let Some(found) = all

@@ -184,7 +184,7 @@ impl Prepared {
     }
 
     /// Packs a weight `[matrices, inner, blocks * columns]` that never changes; equal weights of other nodes and
-    /// sessions that are still in use are shared.
+    /// sessions that are packed alike and still in use are shared.
     ///
     /// `blocks` is `G` for [`Weight::Query`], `2 * G` for [`Weight::KeyValue`], 2 for a gated [`Weight::Input`] and 1
     /// for the others; `matrices` is `E`, and 1 for [`Weight::Router`], [`Weight::KeyValue`] and the output of a
@@ -216,8 +216,8 @@ impl Prepared {
         check::length(weight.names()[0], geometry.len(), &shape)?;
         let narrowed = Narrowed::exact(data, !self.isa.has_tiles());
         let packing = if geometry.len() > FAR / size_of::<bf16>() { self.packing } else { Packing::Plain };
-        let data_to_pack = narrowed.as_ref().map_or(data, Narrowed::data);
-        self.weights[weight as usize] = Packed::shared(geometry, data_to_pack, packing);
+        let source = narrowed.as_ref().map_or(data, Narrowed::data);
+        self.weights[weight as usize] = Packed::shared(geometry, source, packing);
         self.wide[weight as usize] = narrowed.is_none() && needs_four_bytes(data);
         Ok(())
     }
@@ -406,12 +406,23 @@ mod tests {
         }
         let narrow = with(Packing::Compact, Instructions::Avx2, &weights);
         assert_eq!(narrow.weight_bytes(), plain.weight_bytes(), "vectors of 8 lanes");
+        let tiles = with(Packing::Compact, Instructions::Amx, &weights);
+        let expected = if tiles.isa.has_tiles() { &plain } else { &compact };
+        assert_eq!(tiles.weight_bytes(), expected.weight_bytes(), "tiles take weights plain");
         let near =
             [Packing::Plain, Packing::Compact].map(|packing| with(packing, Instructions::Avx512, &weights[512..]));
         assert_eq!(near[0].weight_bytes(), near[1].weight_bytes(), "weights that caches may hold");
         let unlike: Vec<bf16> = (0..FAR / 2 + 512).map(|i| bf16::from_bits((i * 40503) as u16)).collect();
         let unlike = [Packing::Plain, Packing::Compact].map(|packing| with(packing, Instructions::Avx512, &unlike));
         assert_eq!(unlike[0].weight_bytes(), unlike[1].weight_bytes(), "weights of too many exponents");
+        let wide: Vec<f32> = (0..FAR / 2 + 512).map(|i| i as f32 + 0.1).collect();
+        let [plain, compact] = [Packing::Plain, Packing::Compact].map(|packing| {
+            let mut prepared = Prepared::new(Instructions::Avx512).with_packing(packing);
+            prepared.pack(Weight::Output, [1, 512, wide.len() / 512], 1, &wide).unwrap();
+            prepared
+        });
+        let shared = compact.weights[4].as_ref().zip(plain.weights[4].as_ref());
+        assert!(shared.is_some_and(|(first, second)| Arc::ptr_eq(first, second)), "f32 is packed in one way");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Weights that never change, packed when the kernel of a node is created.
 
 use std::env;
+use std::ffi::OsStr;
 
 use moa_kernels::{Instructions, Packing, Prepared, ScratchPool, Weight};
 use moa_schema::{
@@ -30,8 +31,13 @@ impl Choices {
     ///
     /// A value of [`INSTRUCTIONS_VARIABLE`] or [`PACKING_VARIABLE`] that names nothing.
     pub(crate) fn of_environment() -> Result<Self, Failure> {
-        let level = instructions(env::var_os(INSTRUCTIONS_VARIABLE).as_deref()).map_err(Failure::argument)?;
-        let way = packing(env::var_os(PACKING_VARIABLE).as_deref()).map_err(Failure::argument)?;
+        let [level, way] = [INSTRUCTIONS_VARIABLE, PACKING_VARIABLE].map(env::var_os);
+        Self::named(level.as_deref(), way.as_deref())
+    }
+
+    fn named(level: Option<&OsStr>, way: Option<&OsStr>) -> Result<Self, Failure> {
+        let level = instructions(level).map_err(Failure::argument)?;
+        let way = packing(way).map_err(Failure::argument)?;
         Ok(Self {
             limit: level.and_then(Instructions::named).unwrap_or_default(),
             packing: way.and_then(Packing::named).unwrap_or_default(),
@@ -78,4 +84,36 @@ pub(crate) fn prepare<'a>(
         let _ = prepared.pack(weight, shape, blocks, values);
     }
     prepared
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    /// Bytes that a large head takes in the library, by what the environment names.
+    fn packed_bytes(weights: &[bf16], level: &str, way: &str) -> usize {
+        let choices = Choices::named(Some(level.as_ref()), Some(way.as_ref())).ok().unwrap();
+        let constant = |index| {
+            let shape = Shape::of(&[1024, 2176]);
+            (index == head::OUTPUT_WEIGHT).then_some(Constant { shape, elements: Elements::Brain(weights) })
+        };
+        prepare(choices, &Attributes::LmHead, &constant).weight_bytes()
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "too many weights")]
+    fn weights_are_packed_as_the_environment_says() {
+        let weights: Vec<bf16> = (0..1024 * 2176).map(|i| bf16::from_f32((i as f32 * 0.37).sin())).collect();
+        let plain = packed_bytes(&weights, "avx512", "plain");
+        assert_eq!((packed_bytes(&weights, "avx512", ""), packed_bytes(&weights, "avx2", "compact")), (plain, plain));
+        let compact = packed_bytes(&weights, "avx512", "compact");
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512bw") {
+            assert!(compact * 100 < plain * 77, "{compact} of {plain}");
+            return;
+        }
+        assert_eq!(compact, plain);
+    }
 }

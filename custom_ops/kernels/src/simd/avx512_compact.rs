@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::avx512::mask;
-use super::compact::{CompactRaw, FEW_ROWS, GROUP, HEAD, STEPS};
+use super::compact::{CompactRaw, GROUP, GROUP_STEPS, HEAD, MOST_ROWS, TABLE_WORDS};
 use super::element::UPPER;
 use super::product::{LINE, PAGE};
 use super::{LANES, PANEL};
@@ -20,7 +20,7 @@ use super::{LANES, PANEL};
 const VECTORS: usize = PANEL / LANES;
 
 /// Pairs of steps of a group.
-const PAIRS: usize = STEPS / 2;
+const PAIRS: usize = GROUP_STEPS / 2;
 
 /// Bytes between what is read and what is fetched.
 const AHEAD: usize = 2 * PAGE;
@@ -28,11 +28,11 @@ const AHEAD: usize = 2 * PAGE;
 /// `(a & b) | c`, by its table.
 const AND_OR: i32 = 0xea;
 
-/// What the exponents of a panel have in the upper byte of a bf16, and in the lower.
+/// The table of a panel: what its exponents have in the upper byte of a bf16, and in the lower.
 #[derive(Clone, Copy)]
-struct Exponents([__m512i; 2]);
+struct Table([__m512i; 2]);
 
-impl Exponents {
+impl Table {
     /// # Safety
     ///
     /// The head of a panel must stand at `from`; the processor must have AVX-512 F.
@@ -40,7 +40,7 @@ impl Exponents {
     #[inline]
     unsafe fn load(from: *const u32) -> Self {
         // SAFETY: by the caller's promise.
-        let [upper, lower] = unsafe { [from, from.wrapping_add(4)].map(|from| _mm_loadu_si128(from.cast())) };
+        let [upper, lower] = unsafe { [from, from.wrapping_add(TABLE_WORDS)].map(|from| _mm_loadu_si128(from.cast())) };
         Self([_mm512_broadcast_i32x4(upper), _mm512_broadcast_i32x4(lower)])
     }
 }
@@ -55,7 +55,7 @@ type Group = [[__m512i; VECTORS]; PAIRS];
 /// A group must stand there; the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-unsafe fn load(from: *const u32, exponents: Exponents) -> Group {
+unsafe fn load(from: *const u32, table: Table) -> Group {
     let mut group = [[_mm512_setzero_si512(); VECTORS]; PAIRS];
     let four_bits = _mm512_set1_epi8(15);
     let [first, second, third, fourth] = &mut group;
@@ -63,22 +63,22 @@ unsafe fn load(from: *const u32, exponents: Exponents) -> Group {
     for (vector, (((first, second), third), fourth)) in vectors.enumerate() {
         let row = from.wrapping_add(vector * LANES);
         // SAFETY: by the caller's promise.
-        let [numbers, early, late] =
+        let [codes, early, late] =
             unsafe { [0, 1, 2].map(|index| _mm512_loadu_si512(row.wrapping_add(index * PANEL).cast())) };
-        let upper = _mm512_srli_epi16::<4>(numbers);
-        [*first, *second] = pairs(_mm512_and_si512(numbers, four_bits), early, exponents);
-        [*third, *fourth] = pairs(_mm512_and_si512(upper, four_bits), late, exponents);
+        let upper = _mm512_srli_epi16::<4>(codes);
+        [*first, *second] = pairs(_mm512_and_si512(codes, four_bits), early, table);
+        [*third, *fourth] = pairs(_mm512_and_si512(upper, four_bits), late, table);
     }
     group
 }
 
-/// Two pairs of 16 columns, of the `numbers` of their exponents, and signs and fractions.
+/// Two pairs of 16 columns, of the `codes` of their exponents, and of signs and fractions.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn pairs(numbers: __m512i, rest: __m512i, Exponents([upper, lower]): Exponents) -> [__m512i; 2] {
+fn pairs(codes: __m512i, rest: __m512i, Table([upper, lower]): Table) -> [__m512i; 2] {
     let (sign, fraction) = (_mm512_set1_epi8(i8::MIN), _mm512_set1_epi8(i8::MAX));
-    let upper = _mm512_ternarylogic_epi32::<AND_OR>(rest, sign, _mm512_shuffle_epi8(upper, numbers));
-    let lower = _mm512_ternarylogic_epi32::<AND_OR>(rest, fraction, _mm512_shuffle_epi8(lower, numbers));
+    let upper = _mm512_ternarylogic_epi32::<AND_OR>(rest, sign, _mm512_shuffle_epi8(upper, codes));
+    let lower = _mm512_ternarylogic_epi32::<AND_OR>(rest, fraction, _mm512_shuffle_epi8(lower, codes));
     [_mm512_unpacklo_epi8(lower, upper), _mm512_unpackhi_epi8(lower, upper)]
 }
 
@@ -95,7 +95,7 @@ fn pairs(numbers: __m512i, rest: __m512i, Exponents([upper, lower]): Exponents) 
 unsafe fn put_patches(group: &mut Group, first: usize, mut patch: *const u32) -> *const u32 {
     // SAFETY: by the caller's promise; bits stand behind each place but the last.
     unsafe {
-        while (*patch as usize) < (first + STEPS) * PANEL {
+        while (*patch as usize) < (first + GROUP_STEPS) * PANEL {
             let (step, column) = (*patch as usize / PANEL - first, *patch as usize % PANEL);
             let (lane, bits) = (1u32 << (column % LANES * 2 + step % 2), *patch.wrapping_add(1) as u16);
             for (pair, pairs) in group.iter_mut().enumerate() {
@@ -154,16 +154,14 @@ unsafe fn rows<const M: usize>(raw: &CompactRaw) {
     let (mut at, mut patch) = (raw.panel.wrapping_add(HEAD), raw.patches);
     // SAFETY: every pointer is in bounds by the caller's promise; what is fetched may lie anywhere.
     unsafe {
-        let exponents = Exponents::load(raw.panel);
-        for first in (0..raw.inner).step_by(STEPS) {
+        let table = Table::load(raw.panel);
+        for first in (0..raw.inner).step_by(GROUP_STEPS) {
             for line in 0..GROUP * size_of::<u32>() / LINE {
                 _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(AHEAD + line * LINE).cast());
             }
-            let mut group = load(at, exponents);
-            if (*patch as usize) < (first + STEPS) * PANEL {
-                patch = put_patches(&mut group, first, patch);
-            }
-            let whole = first + STEPS <= raw.inner;
+            let mut group = load(at, table);
+            patch = put_patches(&mut group, first, patch);
+            let whole = first + GROUP_STEPS <= raw.inner;
             for (pair, pairs) in group.into_iter().enumerate() {
                 for (step, lanes) in widened(pairs).into_iter().enumerate() {
                     let step = first + 2 * pair + step;
@@ -204,32 +202,36 @@ unsafe fn store<const M: usize>(raw: &CompactRaw, sums: &[[__m512; VECTORS]; M])
     }
 }
 
-/// `count` rows, at least one and at most [`FEW_ROWS`], times one panel.
+/// `count` rows, at least one and at most [`MOST_ROWS`], times one panel.
 ///
 /// # Safety
 ///
 /// Every pointer of `raw` must be in bounds for as many rows: `inner` elements of a left row, `columns` columns of the
-/// destination, and groups for `inner` steps behind the head of the panel. Its patches must rise and end. The processor
-/// must have AVX-512 F and BW.
+/// destination, and groups for `inner` steps behind the head of the panel. Its patches must rise and end, not
+/// before the end of the last group. The processor must have AVX-512 F and BW.
 pub(super) unsafe fn multiply(count: usize, raw: &CompactRaw) {
-    const KERNELS: [unsafe fn(&CompactRaw); FEW_ROWS] = [rows::<1>, rows::<2>, rows::<3>, rows::<4>];
+    const KERNELS: [unsafe fn(&CompactRaw); MOST_ROWS] = [rows::<1>, rows::<2>, rows::<3>, rows::<4>];
     // SAFETY: by the caller's promise.
     unsafe { KERNELS[count - 1](raw) }
 }
 
-/// Unpacks as many steps of a group as pairs fit into `out`.
+/// Unpacks as many steps of the groups of a panel as pairs fit into `out`.
 ///
 /// # Safety
 ///
 /// The head of the panel must stand at `head`; the processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn unpack(head: *const u32, group: &[u32; GROUP], out: &mut [[bf16; 2]]) {
-    // SAFETY: by the caller's promise; the group is whole.
-    let group = unsafe { load(group.as_ptr(), Exponents::load(head)) };
-    for (pairs, out) in group.into_iter().zip(out.as_chunks_mut::<PANEL>().0) {
-        for (pairs, out) in pairs.into_iter().zip(out.as_chunks_mut::<LANES>().0) {
-            // SAFETY: `out` is a whole vector.
-            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), pairs) };
+pub(super) unsafe fn unpack(head: *const u32, groups: &[[u32; GROUP]], out: &mut [[bf16; 2]]) {
+    // SAFETY: by the caller's promise.
+    let table = unsafe { Table::load(head) };
+    for (group, out) in groups.iter().zip(out.chunks_mut(PAIRS * PANEL)) {
+        // SAFETY: the group is whole.
+        let group = unsafe { load(group.as_ptr(), table) };
+        for (pairs, out) in group.into_iter().zip(out.as_chunks_mut::<PANEL>().0) {
+            for (pairs, out) in pairs.into_iter().zip(out.as_chunks_mut::<LANES>().0) {
+                // SAFETY: `out` is a whole vector.
+                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), pairs) };
+            }
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Weights of bf16 in 12 bits each, without loss.
 //!
-//! The exponents of a trained matrix are few. A panel knows sixteen of them, and a weight has the number of its own in
-//! four bits, beside its sign and fraction as they are. The first of the sixteen is that of zeros and subnormal
-//! numbers. A weight whose exponent the panel does not know is a patch, which stands behind the panel.
+//! The exponents of a trained matrix are few. A panel has a table of sixteen, and a weight has the code of its own in
+//! four bits, beside its sign and fraction as they are. The first of the table is that of zeros and subnormal numbers. A
+//! weight whose exponent is not in the table is a patch, which stands behind the panel.
 //!
-//! A panel is a head with the exponents, then groups of eight inner steps in three rows of bytes: the numbers of the
-//! exponents, those of the later four steps in the upper halves, and signs and fractions of four steps each. A
-//! permutation of bytes finds what exponents have in the upper byte of a bf16 and in the lower. The bytes of a row
-//! stand so that both kinds, interleaved in runs of eight, are pairs of steps, column after column.
+//! A panel is a head with the table, then groups of eight inner steps in three rows of bytes: codes, those of the later
+//! four steps in the upper halves, and signs with fractions of four steps each. A permutation of bytes looks codes up,
+//! once for what exponents have in the upper byte of a bf16 and once for the lower. A row has 16 bytes for each four
+//! columns: steps 0 and 1 of each of these, then steps 2 and 3. So upper and lower bytes, interleaved eight by eight,
+//! are pairs of steps, column after column.
 
 use std::cell::Cell;
 
@@ -16,11 +17,11 @@ use half::bf16;
 #[cfg(target_arch = "x86_64")]
 use super::avx512_compact;
 use super::{Instructions, Isa, Left, PANEL, Place, Right};
-use crate::buffer::{Buffer, emptied};
+use crate::buffer::{Buffer, LINE, emptied};
 use crate::grid::Tile;
 
 /// Inner steps of a group.
-pub(super) const STEPS: usize = 8;
+pub(super) const GROUP_STEPS: usize = 8;
 
 /// Rows of a group.
 const GROUP_ROWS: usize = 3;
@@ -34,23 +35,33 @@ pub(super) const GROUP: usize = GROUP_ROWS * PANEL;
 /// Words before the groups.
 pub(super) const HEAD: usize = PANEL;
 
-/// Exponents that a panel knows.
-const KNOWN: usize = 16;
+/// Exponents in the table of a panel.
+pub(super) const TABLE: usize = 16;
 
-/// Bits of the number of an exponent.
+/// Words of one byte for each of them.
+pub(super) const TABLE_WORDS: usize = TABLE / size_of::<u32>();
+
+/// Bits of a code.
 const BITS: u32 = 4;
 
 /// The sign in a byte that has it and the fraction.
 const SIGN: u32 = 0x80;
 
 /// Most rows that are multiplied without unpacking.
-pub(super) const FEW_ROWS: usize = 4;
+pub(super) const MOST_ROWS: usize = 4;
 
 /// The place of the patch behind the last one.
 const END: u32 = u32::MAX;
 
+/// Columns whose pairs of steps stand side by side.
+const COLUMNS_OF_RUN: usize = 4;
+
 /// Bytes of unpacked panels that a thread keeps, unless one alone has more.
 const UNPACKED: usize = 262_144;
+
+thread_local! {
+    static PANELS: Cell<Buffer<[bf16; 2]>> = Cell::default();
+}
 
 /// Panels of a weight, one after the other.
 #[derive(Debug)]
@@ -84,7 +95,7 @@ pub(super) struct CompactRaw {
     pub(super) factors: *const f32,
 }
 
-/// The exponent of a bf16, as a number.
+/// The exponent of a bf16 as it is stored.
 fn exponent(value: bf16) -> usize {
     usize::from(value.to_bits() >> 7 & 0xff)
 }
@@ -106,12 +117,6 @@ pub(crate) fn thread_bytes(inner: usize) -> usize {
     UNPACKED.max(pairs_of(inner) * size_of::<[bf16; 2]>()) + LINE
 }
 
-/// Columns whose pairs of steps stand side by side.
-const COLUMNS_OF_RUN: usize = 4;
-
-/// Bytes by which memory is aligned.
-const LINE: usize = 64;
-
 /// Pairs of bf16 in an unpacked panel.
 fn pairs_of(inner: usize) -> usize {
     inner.div_ceil(2) * PANEL
@@ -119,43 +124,56 @@ fn pairs_of(inner: usize) -> usize {
 
 /// Words of the head and the groups of a panel.
 fn words_of(inner: usize) -> usize {
-    HEAD + inner.div_ceil(STEPS) * GROUP
+    HEAD + inner.div_ceil(GROUP_STEPS) * GROUP
 }
 
-/// The exponents that a panel knows, the most frequent, in rising order behind 0.
-fn known_exponents(source: &[bf16], place: &Place) -> ([u8; KNOWN], usize) {
+/// Whether every place of a patch is below [`END`], and the end of every group not above it.
+fn has_places(inner: usize) -> bool {
+    let steps = inner.checked_next_multiple_of(GROUP_STEPS);
+    steps.and_then(|steps| steps.checked_mul(PANEL)).is_some_and(|end| end <= END as usize)
+}
+
+/// The table of a panel, the most frequent exponents in rising order behind 0, and how many weights have another.
+fn table_of(source: &[bf16], place: &Place) -> ([u8; TABLE], usize) {
     let mut counts = [0usize; 256];
     for row in 0..place.rows {
         place.row(source, row).iter().for_each(|value| counts[exponent(*value)] += 1);
     }
     let mut all: [u8; 256] = std::array::from_fn(|exponent| exponent as u8);
     all[1..].sort_by_key(|exponent| std::cmp::Reverse(counts[usize::from(*exponent)]));
-    let (known, others) = all.split_at_mut(KNOWN);
-    known[1..].sort_unstable();
+    let (table, others) = all.split_at_mut(TABLE);
+    table[1..].sort_unstable();
     let patches = others.iter().map(|exponent| counts[usize::from(*exponent)]).sum();
-    (std::array::from_fn(|number| known[number]), patches)
+    (std::array::from_fn(|code| table[code]), patches)
+}
+
+/// Most patches of a panel: each takes a group another way, so that many would cost the time that is saved.
+fn most_patches(inner: usize) -> usize {
+    inner / GROUP_STEPS / 4 + 4
 }
 
 impl Compact {
-    /// Packs matrices whose panel `panel` stands at `place(panel)`; `None` where too many exponents of one are unknown,
-    /// so that nothing would be gained.
+    /// Packs matrices whose panel `panel` stands at `place(panel)`; `None` where one has more patches than
+    /// [`most_patches`].
     ///
     /// # Panics
     ///
     /// With [`crate::OutOfMemory`].
     pub(crate) fn new(panels: usize, inner: usize, place: impl Fn(usize) -> Place, source: &[bf16]) -> Option<Self> {
-        u32::try_from(inner.checked_mul(PANEL)?).ok().filter(|end| *end < END)?;
-        let mut known = Vec::new();
-        emptied(&mut known, panels).extend((0..panels).map(|panel| known_exponents(source, &place(panel))));
-        let most = known.iter().map(|(_, patches)| *patches).max()?;
-        if most > inner / STEPS / 4 + 4 {
+        if !has_places(inner) {
+            return None;
+        }
+        let mut tables = Vec::new();
+        emptied(&mut tables, panels).extend((0..panels).map(|panel| table_of(source, &place(panel))));
+        let most = tables.iter().map(|(_, patches)| *patches).max()?;
+        if most > most_patches(inner) {
             return None;
         }
         let len = words_of(inner) + (2 * most + 1).next_multiple_of(PANEL);
         let mut words = Buffer::default();
         let all = words.take(panels.checked_mul(len)?);
-        for (panel, (words, (known, _))) in all.chunks_exact_mut(len).zip(&known).enumerate() {
-            pack(source, &place(panel), known, words.split_at_mut(words_of(inner)));
+        for (panel, (words, (table, _))) in all.chunks_exact_mut(len).zip(&tables).enumerate() {
+            pack(source, &place(panel), table, words.split_at_mut(words_of(inner)));
         }
         Some(Self { words, inner, len })
     }
@@ -169,14 +187,12 @@ impl Compact {
     pub(crate) fn holds(&self, place: impl Fn(usize) -> Place, source: &[bf16]) -> bool {
         (0..self.words.filled().len() / self.len).all(|panel| {
             let place = place(panel);
-            let mut held = true;
+            let mut held = false;
             self.panels_from(panel).with_unpacked(Isa::at_most(Instructions::default()), 1, |right| {
-                for (step, column) in
-                    (0..place.rows).flat_map(|row| (0..place.columns).map(move |column| (row, column)))
-                {
-                    let found = right.data[step / 2 * PANEL + column][step % 2];
-                    held &= found.to_bits() == place.row(source, step)[column].to_bits();
-                }
+                held = (0..place.rows).all(|step| {
+                    let mut pairs = right.data[step / 2 * PANEL..].iter().zip(place.row(source, step));
+                    pairs.all(|(pair, value)| pair[step % 2].to_bits() == value.to_bits())
+                });
             });
             held
         })
@@ -189,33 +205,33 @@ impl Compact {
 
     /// Bytes of so many weights, without heads and patches.
     pub(crate) fn bytes_of(weights: usize) -> usize {
-        weights.saturating_mul(GROUP_ROWS * size_of::<u32>()) / STEPS
+        weights.saturating_mul(GROUP_ROWS * size_of::<u32>()) / GROUP_STEPS
     }
 }
 
 /// Packs one panel.
-fn pack(source: &[bf16], place: &Place, known: &[u8; KNOWN], (panel, patches): (&mut [u32], &mut [u32])) {
+fn pack(source: &[bf16], place: &Place, table: &[u8; TABLE], (panel, patches): (&mut [u32], &mut [u32])) {
     panel.fill(0);
     patches.fill(END);
     let (head, groups) = panel.split_at_mut(HEAD);
-    let mut numbers = [None; 256];
-    for (number, exponent) in known.iter().enumerate() {
-        numbers[usize::from(*exponent)] = Some(number as u32);
-        let (word, up) = (number / size_of::<u32>(), u8::BITS * (number % size_of::<u32>()) as u32);
+    let mut codes = [None; 256];
+    for (code, exponent) in table.iter().enumerate() {
+        codes[usize::from(*exponent)] = Some(code as u32);
+        let (word, up) = (code / size_of::<u32>(), u8::BITS * (code % size_of::<u32>()) as u32);
         let [upper, lower] = bytes_of_exponent(*exponent).map(u32::from);
         head[word] |= upper << up;
-        head[KNOWN / size_of::<u32>() + word] |= lower << up;
+        head[TABLE_WORDS + word] |= lower << up;
     }
     let mut filled = 0;
     for row in 0..place.rows {
-        let (group, step) = (&mut groups[row / STEPS * GROUP..][..GROUP], row % STEPS);
-        let (row_numbers, rest) = group.split_at_mut(PANEL);
+        let (group, step) = (&mut groups[row / GROUP_STEPS * GROUP..][..GROUP], row % GROUP_STEPS);
+        let (row_codes, rest) = group.split_at_mut(PANEL);
         let (half, rest) = (step / STEPS_OF_ROW, &mut rest[step / STEPS_OF_ROW * PANEL..]);
         for (column, value) in place.row(source, row).iter().enumerate() {
             let ((word, up), bits) = (place_in_row(step, column), u32::from(value.to_bits()));
             rest[word] |= (bits >> u8::BITS & SIGN | bits & (SIGN - 1)) << up;
-            match numbers[exponent(*value)] {
-                Some(number) => row_numbers[word] |= number << (up + BITS * half as u32),
+            match codes[exponent(*value)] {
+                Some(code) => row_codes[word] |= code << (up + BITS * half as u32),
                 None => {
                     patches[filled..][..2].copy_from_slice(&[(row * PANEL + column) as u32, bits]);
                     filled += 2;
@@ -254,13 +270,13 @@ impl<'a> CompactPanels<'a> {
     pub(crate) fn with_unpacked(self, isa: Isa, panels: usize, multiply: impl FnOnce(Right<'_, [bf16; 2]>)) {
         assert!(panels <= self.at_a_time(), "panels at a time");
         let len = pairs_of(self.inner);
-        let mut buffer = PAIRS.take();
+        let mut buffer = PANELS.take();
         let pairs = &mut buffer.take(len.max(UNPACKED / size_of::<[bf16; 2]>()))[..panels * len];
         for (panel, pairs) in pairs.chunks_exact_mut(len.max(1)).enumerate() {
             self.panels_from(panel).unpack(isa, pairs);
         }
         multiply(Right { data: pairs, stride: PANEL, panel_stride: len });
-        PAIRS.set(buffer);
+        PANELS.set(buffer);
     }
 
     /// Groups, and the patches behind them.
@@ -280,7 +296,8 @@ impl<'a> CompactPanels<'a> {
         }
     }
 
-    /// Multiplies rows with the columns `0 .. columns`; `false` where this is not what `isa` does with as many.
+    /// Multiplies rows with the columns `0 .. columns` without unpacking; `false` where `isa` does not serve that, or
+    /// there are more than [`MOST_ROWS`].
     ///
     /// # Panics
     ///
@@ -294,7 +311,7 @@ impl<'a> CompactPanels<'a> {
         out: &mut Tile<'_, f32>,
     ) -> bool {
         let count = left.starts.len();
-        if !serves(isa) || !(1..=FEW_ROWS).contains(&count) || columns == 0 {
+        if !serves(isa) || !(1..=MOST_ROWS).contains(&count) || columns == 0 {
             return false;
         }
         assert!(left.inner == self.inner && left.blocks.is_none(), "rows of as many steps");
@@ -315,44 +332,32 @@ impl<'a> CompactPanels<'a> {
             let (words, patches) = self.panels_from(column / PANEL).parts();
             (raw.panel, raw.patches, raw.columns) = (words.as_ptr(), patches.as_ptr(), PANEL.min(columns - column));
             out.starts(&rows[..count], column, &mut raw.out);
-            multiply_panel(count, &raw);
+            // SAFETY: `Left::rows` and `Tile::starts` proved `count` rows on both sides, and a factor for each was
+            // asserted; `serves` proves that the processor has AVX-512 F and BW. The panel and its patches are as
+            // `pack` made them: groups for `inner` steps, and rising patches up to an `END`, which by `has_places` is
+            // not before the end of the last group. The destination is borrowed mutably, so it meets nothing that is
+            // read.
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                avx512_compact::multiply(count, &raw);
+            }
         }
         true
-    }
-}
-
-thread_local! {
-    static PAIRS: Cell<Buffer<[bf16; 2]>> = Cell::default();
-}
-
-/// Multiplies `count` rows with a panel.
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-fn multiply_panel(count: usize, raw: &CompactRaw) {
-    // SAFETY: the one caller proved that `count` rows on both sides and one factor for each are in bounds, and that the
-    // processor has AVX-512 F and BW. The panel and its patches are as `pack` made them: as many groups as the rows
-    // need, and patches within `inner` steps up to an `END`. The destination is borrowed mutably, so it meets nothing
-    // that is read.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        avx512_compact::multiply(count, raw);
     }
 }
 
 /// Unpacks a panel but for its patches.
 fn unpack_known(isa: Isa, words: &[u32], out: &mut [[bf16; 2]]) {
     let (head, groups) = words.split_at(HEAD);
-    let groups = groups.as_chunks::<GROUP>().0.iter().zip(out.chunks_mut(STEPS / 2 * PANEL));
+    let groups = groups.as_chunks::<GROUP>().0;
     #[cfg(target_arch = "x86_64")]
     if serves(isa) {
-        for (group, out) in groups {
-            // SAFETY: the head has the exponents, and `out` whole rows of pairs; `serves` proves that the processor has
-            // AVX-512 F and BW.
-            unsafe { avx512_compact::unpack(head.as_ptr(), group, out) };
-        }
-        return;
+        // SAFETY: the head has the table, and `out` whole rows of pairs; `serves` proves that the processor has AVX-512
+        // F and BW.
+        return unsafe { avx512_compact::unpack(head.as_ptr(), groups, out) };
     }
     let _ = isa;
-    for (group, out) in groups {
+    for (group, out) in groups.iter().zip(out.chunks_mut(GROUP_STEPS / 2 * PANEL)) {
         for (pair, out) in out.chunks_exact_mut(PANEL).enumerate() {
             for (column, out) in out.iter_mut().enumerate() {
                 *out = [2 * pair, 2 * pair + 1].map(|step| value(head, group, step, column));
@@ -364,9 +369,9 @@ fn unpack_known(isa: Isa, words: &[u32], out: &mut [[bf16; 2]]) {
 /// One weight of a group, unless it is a patch.
 fn value(head: &[u32], group: &[u32; GROUP], step: usize, column: usize) -> bf16 {
     let ((word, up), half) = (place_in_row(step, column), step / STEPS_OF_ROW);
-    let number = group[word] >> (up + BITS * half as u32) & (KNOWN as u32 - 1);
-    let (of_exponent, shift) = (number as usize / size_of::<u32>(), u8::BITS * (number % size_of::<u32>() as u32));
-    let [upper, lower] = [0, KNOWN / size_of::<u32>()].map(|table| head[table + of_exponent] >> shift & 0xff);
+    let code = group[word] >> (up + BITS * half as u32) & (TABLE as u32 - 1);
+    let (of_exponent, shift) = (code as usize / size_of::<u32>(), u8::BITS * (code % size_of::<u32>() as u32));
+    let [upper, lower] = [0, TABLE_WORDS].map(|table| head[table + of_exponent] >> shift & 0xff);
     let rest = group[(1 + half) * PANEL + word] >> up & 0xff;
     bf16::from_bits(((upper | rest & SIGN) << u8::BITS | lower | rest & (SIGN - 1)) as u16)
 }

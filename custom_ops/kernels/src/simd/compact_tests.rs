@@ -3,8 +3,8 @@
 use super::*;
 use crate::geometry::Geometry;
 use crate::packed::{Packed, Panels};
-use crate::rows::RowProduct;
-use crate::simd::every_isa;
+use crate::rows::{Next, RowProduct};
+use crate::simd::{Epoch, every_isa};
 use crate::weight_data::WeightData;
 
 /// Groups and panels end early, and heads are blocks.
@@ -13,16 +13,37 @@ const GEOMETRY: Geometry = match cfg!(miri) {
     false => Geometry { matrices: 2, blocks: 3, inner: 203, columns: 101 },
 };
 
-/// Weights as trained ones are, of both signs, with zeros and subnormal numbers, and rare ones that may be far larger
-/// or far smaller, infinite or NaN.
-fn weights(len: usize) -> Vec<bf16> {
-    let weight = |index: usize| match index * 7919 % if cfg!(miri) { 127 } else { 5003 } {
-        0..4 => bf16::from_bits(((index * 40503) >> 4) as u16),
-        4..12 => bf16::from_bits(0x8000),
-        12..20 => bf16::from_bits(0x0007),
-        number => bf16::from_f32(((number as f32 * 0.37).sin() + 0.01) * 0.06),
+/// Weights with an exponent that is rare, and values that are seen in a sum.
+const RARE: [u16; 4] = [0x4321, 0xc3a5, 0x4490, 0xc512];
+
+/// Steps and columns of the patches of each panel, as far as it has these: every vector, both steps of pairs, several
+/// in a group and in a step, and groups that end early.
+fn places(inner: usize) -> Vec<[usize; 2]> {
+    let mut places = vec![[0, 0], [0, 15], [1, 16], [2, 31], [3, 7], [5, 20], [7, 31], [8, 0]];
+    places.extend([[inner - 1, 2], [inner - 1, 3]]);
+    places.truncate(most_patches(inner).min(places.len()));
+    places
+}
+
+/// Weights of 15 exponents, zeros and subnormal numbers, of both signs, with `rare` ones in their places.
+fn weights(geometry: Geometry, rare: &[u16], places: &[[usize; 2]]) -> Vec<bf16> {
+    let weight = |index: usize| match index % 41 {
+        0 => 0x8000,
+        1 => 0x0007,
+        _ => (index % 2) << 15 | (110 + (index * 7919) % 15) << 7 | ((index * 31) % 128),
     };
-    (0..len).map(weight).collect()
+    let mut all: Vec<bf16> = (0..geometry.len()).map(|index| bf16::from_bits(weight(index) as u16)).collect();
+    for panel in 0..panels_of(geometry) {
+        let place = geometry.place(panel, 0, geometry.inner);
+        for (number, [step, column]) in places.iter().enumerate().filter(|(_, [_, column])| *column < place.columns) {
+            all[place.first + step * place.stride + column] = bf16::from_bits(rare[(panel + number) % rare.len()]);
+        }
+    }
+    all
+}
+
+fn panels_of(geometry: Geometry) -> usize {
+    geometry.matrices * geometry.blocks * geometry.panels()
 }
 
 fn compact(packed: &Packed) -> &Compact {
@@ -30,22 +51,28 @@ fn compact(packed: &Packed) -> &Compact {
     compact
 }
 
+/// Patches of the first of these panels.
+fn patches(panels: CompactPanels<'_>) -> usize {
+    panels.parts().1.iter().step_by(2).take_while(|place| **place != END).count()
+}
+
 #[test]
 fn no_weight_is_changed() {
-    let source = weights(GEOMETRY.len());
+    let places = places(GEOMETRY.inner);
+    let source = weights(GEOMETRY, &[0x7f80, 0xffc1, 0x7f7f, 0x0081, 0x8100, 0x4321], &places);
     let packed = Packed::compact(GEOMETRY, &source).unwrap();
-    let (compact, width) = (compact(&packed), GEOMETRY.blocks * GEOMETRY.columns);
-    let mut patches = 0;
-    for panel in 0..GEOMETRY.matrices * GEOMETRY.blocks * GEOMETRY.panels() {
+    let compact = compact(&packed);
+    for panel in 0..panels_of(GEOMETRY) {
         let place = GEOMETRY.place(panel, 0, GEOMETRY.inner);
         let panels = compact.panels_from(panel);
-        patches += panels.parts().1.iter().step_by(2).take_while(|place| **place != END).count();
+        let expected = places.iter().filter(|[_, column]| *column < place.columns).count();
+        assert_eq!(patches(panels), expected, "{panel}");
         for isa in every_isa() {
             panels.with_unpacked(isa, 1, |right| {
                 for (index, pair) in right.data.iter().enumerate() {
                     let (step, column) = (index / PANEL * 2, index % PANEL);
                     let expected = |step| match step < place.rows && column < place.columns {
-                        true => source[place.first + step * width + column],
+                        true => source[place.first + step * place.stride + column],
                         false => bf16::ZERO,
                     };
                     let expected = [step, step + 1].map(|step| expected(step).to_bits());
@@ -54,7 +81,6 @@ fn no_weight_is_changed() {
             });
         }
     }
-    assert!(patches > 0);
     assert!(compact.holds(|panel| GEOMETRY.place(panel, 0, GEOMETRY.inner), &source));
     for index in [0, GEOMETRY.len() / 2, GEOMETRY.len() - 1] {
         let mut other = source.clone();
@@ -63,19 +89,20 @@ fn no_weight_is_changed() {
     }
 }
 
-/// Every bf16 that there is, sixteen exponents at a time.
+/// Every bf16 that there is, those of fifteen exponents and of zeros and subnormal numbers at a time.
 #[test]
 #[cfg_attr(miri, ignore = "too many weights")]
 fn every_bit_pattern_is_kept() {
-    let geometry = Geometry { matrices: 1, blocks: 1, inner: 15 * 8, columns: PANEL };
+    let geometry = Geometry { matrices: 1, blocks: 1, inner: 16 * 8, columns: PANEL };
     for first in (1..=255).step_by(15) {
         let pattern = |index: usize| {
-            let (exponent, fraction, sign) = (first + index / 256, index % 128, index / 128 % 2);
-            bf16::from_bits((sign << 15 | exponent.min(255) << 7 | fraction) as u16)
+            let (number, fraction, sign) = (index / 256, index % 128, index / 128 % 2);
+            let exponent = number.checked_sub(1).map_or(0, |number| (first + number).min(255));
+            bf16::from_bits((sign << 15 | exponent << 7 | fraction) as u16)
         };
         let source: Vec<bf16> = (0..geometry.len()).map(pattern).collect();
         let packed = Packed::compact(geometry, &source).unwrap();
-        assert_eq!(compact(&packed).panels_from(0).parts().1[0], END, "{first}: a patch");
+        assert_eq!(patches(compact(&packed).panels_from(0)), 0, "{first}");
         assert!(compact(&packed).holds(|panel| geometry.place(panel, 0, geometry.inner), &source), "{first}");
     }
 }
@@ -83,53 +110,123 @@ fn every_bit_pattern_is_kept() {
 #[test]
 fn weights_of_too_many_exponents_are_left_alone() {
     let geometry = Geometry { matrices: 1, blocks: 1, inner: 64, columns: 40 };
-    let mut source = vec![bf16::ONE; geometry.len()];
-    let bits = |source: &mut [bf16], count: usize| {
-        for number in 0..count {
-            let exponent = if number < 14 * 20 { 1 + number / 20 } else { 100 + number - 14 * 20 };
-            source[number / 32 * 40 + number % 32] = bf16::from_bits((exponent << 7) as u16);
-        }
-        Packed::compact(geometry, source)
-    };
-    let most = 14 * 20 + geometry.inner / STEPS / 4 + 4;
-    assert!(bits(&mut source, most).is_some_and(|packed| compact(&packed).panels_from(0).parts().1[2 * 5] != END));
-    assert!(bits(&mut source, most + 1).is_none());
+    let all: Vec<[usize; 2]> = (0..=most_patches(64)).map(|number| [number * 5, number * 3]).collect();
+    let with = |count: usize| Packed::compact(geometry, &weights(geometry, &RARE, &all[..count]));
+    assert_eq!(patches(compact(&with(6).unwrap()).panels_from(0)), 6);
+    assert!(with(7).is_none());
+    let source = vec![bf16::ONE; geometry.len()];
+    assert!(Packed::compact(geometry, &source).is_some());
     assert!(Packed::compact(geometry, &source[1..]).is_none(), "a length that does not fit");
     assert!(Packed::compact(Geometry { columns: 0, ..geometry }, &[]).is_none(), "no weight");
 }
 
-/// Rows of all counts about those that are multiplied as weights are packed, in every way to write.
+#[test]
+fn no_place_is_taken_for_the_end() {
+    assert!(has_places((1 << 27) - 8) && !has_places((1 << 27) - 7) && !has_places(usize::MAX));
+}
+
+/// Some rows in rising or falling order, with NaN between them.
+struct Rows {
+    data: Vec<f32>,
+    starts: Vec<usize>,
+}
+
+impl Rows {
+    fn new(count: usize, inner: usize) -> Self {
+        let value =
+            |index: usize| if index.is_multiple_of(inner + 1) { f32::NAN } else { (index as f32 * 0.731).cos() };
+        let data = (0..=count * (inner + 1)).map(value).collect();
+        Self { data, starts: (0..count).rev().map(|row| row * (inner + 1) + 1).collect() }
+    }
+
+    /// The bits of the product of the first `count` rows with columns of a block.
+    fn times(
+        &self,
+        (isa, count): (Isa, usize),
+        weights: &Packed,
+        [matrix, block, first_column, columns]: [usize; 4],
+        (factors, next, epoch): (Option<&[f32]>, Option<Next<'_>>, Option<Epoch>),
+    ) -> Vec<u32> {
+        let (most, inner) = (self.starts.len(), weights.geometry().inner);
+        let rows: Vec<usize> = (0..count).map(|row| row * 5 % most).collect();
+        let mut out = vec![0.25f32; most * (columns + 1)];
+        let (left, rows) = (Left::new(&self.data, &self.starts[..count], inner), &rows[..]);
+        let mut tile = Tile::columns_of(&mut out, columns + 1, 1, columns);
+        RowProduct { left, weights, matrix, block, first_column, columns, rows, factors, next, epoch }
+            .compute(isa, &mut tile);
+        drop(tile);
+        assert!(out.iter().any(|value| *value != 0.25) && out.iter().all(|value| value.is_finite()));
+        out.into_iter().map(f32::to_bits).collect()
+    }
+}
+
+/// Every level, with rows rounded and without; tiles have other bits than vectors.
+fn levels() -> impl Iterator<Item = Isa> {
+    every_isa().into_iter().flat_map(|isa| [isa.without_tiles(), isa.without_tiles().rounding()])
+}
+
+/// Rows of all counts about those that are multiplied as weights are packed, in every way to write, and as many patches
+/// as end a row of words.
 #[test]
 fn products_have_the_bits_of_plain_weights() {
-    let source = weights(GEOMETRY.len());
-    let plain = Packed::new(GEOMETRY, WeightData::Bf16(&source)).unwrap();
-    let packed = Packed::compact(GEOMETRY, &source).unwrap();
-    let most = if cfg!(miri) { 2 } else { 14 };
-    let left: Vec<f32> = (0..most * GEOMETRY.inner + 3).map(|i| (i as f32 * 0.731).cos()).collect();
-    let starts: Vec<usize> = (0..most).map(|row| (most - 1 - row) * GEOMETRY.inner + 3).collect();
-    let rows: Vec<usize> = (0..most).map(|row| row * 5 % most).collect();
-    let factors: Vec<f32> = (0..most).map(|row| 0.5 - row as f32).collect();
-    let (matrix, block) = (GEOMETRY.matrices - 1, 1);
-    let columns = &[(0, GEOMETRY.columns), (PANEL, GEOMETRY.columns - PANEL), (0, 3)][..if cfg!(miri) { 1 } else { 3 }];
-    let levels = every_isa().into_iter().flat_map(|isa| [isa, isa.rounding()]).filter(|isa| !isa.has_tiles());
-    for (isa, count) in levels.flat_map(|isa| (1..=most).map(move |count| (isa, count))) {
-        for &(first_column, columns) in columns {
-            for factors in [None, Some(&factors[..count])] {
-                let compute = |weights: &Packed| {
-                    let mut out = vec![0.25f32; most * (columns + 1)];
-                    let (left, rows) = (Left::new(&left, &starts[..count], GEOMETRY.inner), &rows[..count]);
-                    let mut tile = Tile::columns_of(&mut out, columns + 1, 1, columns);
-                    let (next, epoch) = (None, None);
-                    RowProduct { left, weights, matrix, block, first_column, columns, rows, factors, next, epoch }
-                        .compute(isa, &mut tile);
-                    drop(tile);
-                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-                };
-                let expected = compute(&plain);
-                assert!(expected.iter().any(|bits| *bits != 0.25f32.to_bits()));
-                assert!(compute(&packed) == expected, "{isa:?} {count} {columns} {factors:?}");
+    let long = Geometry { matrices: 1, blocks: 2, inner: 387, columns: 40 };
+    let many: Vec<[usize; 2]> = (0..16).map(|number| [number * 25 + 9, number * 2 % 7]).collect();
+    let all = [(GEOMETRY, places(GEOMETRY.inner)), (long, many)];
+    for (geometry, places) in &all[..if cfg!(miri) { 1 } else { 2 }] {
+        let source = weights(*geometry, &RARE, places);
+        let plain = Packed::new(*geometry, WeightData::Bf16(&source)).unwrap();
+        let packed = Packed::compact(*geometry, &source).unwrap();
+        let (matrix, columns) = (geometry.matrices - 1, geometry.columns);
+        let first = geometry.number(matrix, 1, 0);
+        let behind = compact(&packed).panels_from(first).parts().1;
+        assert_eq!((patches(compact(&packed).panels_from(first)), behind[2 * places.len()]), (places.len(), END));
+        let most = if cfg!(miri) { 2 } else { 14 };
+        let rows = Rows::new(most, geometry.inner);
+        let factors: Vec<f32> = (0..most).map(|row| 0.5 - row as f32).collect();
+        let blocks = [[matrix, 1, 0, columns], [matrix, 1, PANEL, columns - PANEL], [matrix, 0, 0, 3]];
+        for (isa, count) in levels().flat_map(|isa| (1..=most).map(move |count| (isa, count))) {
+            for block in &blocks[..if cfg!(miri) { 1 } else { 3 }] {
+                for factors in [None, Some(&factors[..count])] {
+                    let [expected, found] = [&plain, &packed]
+                        .map(|weights| rows.times((isa, count), weights, *block, (factors, None, None)));
+                    assert!(found == expected, "{isa:?} {count} {block:?} {factors:?}");
+                }
             }
         }
+    }
+}
+
+/// More panels than a thread unpacks at a time, of two matrices, whose rows are rounded once.
+#[test]
+#[cfg_attr(miri, ignore = "too many weights")]
+fn panels_are_unpacked_in_turns() {
+    let geometry = Geometry { matrices: 2, blocks: 1, inner: 2047, columns: 4 * PANEL + 9 };
+    let source = weights(geometry, &RARE, &places(geometry.inner));
+    let plain = Packed::new(geometry, WeightData::Bf16(&source)).unwrap();
+    let packed = Packed::compact(geometry, &source).unwrap();
+    assert_eq!(compact(&packed).panels_from(0).at_a_time(), 2);
+    let rows = Rows::new(14, geometry.inner);
+    for (isa, count) in levels().flat_map(|isa| [1, 5, 13].map(|count| (isa, count))) {
+        let both = [&plain, &packed].map(|weights| {
+            let epoch = Some(Epoch::new());
+            let next = Some(Next { weights, matrix: 1, block: 0, first_column: 4 * PANEL });
+            let blocks = [[0, 0, 0, geometry.columns], [1, 0, PANEL, geometry.columns - PANEL]];
+            blocks.map(|block| rows.times((isa, count), weights, block, (None, next, epoch)))
+        });
+        assert!(both[0] == both[1], "{isa:?} {count}");
+    }
+}
+
+#[test]
+fn few_rows_are_multiplied_without_unpacking() {
+    let geometry = Geometry { matrices: 1, blocks: 1, inner: 9, columns: 7 };
+    let packed = Packed::compact(geometry, &vec![bf16::ONE; geometry.len()]).unwrap();
+    let (rows, places) = (Rows::new(6, geometry.inner), [0, 1, 2, 3, 4, 5]);
+    for (isa, count) in every_isa().into_iter().flat_map(|isa| (1..=6).map(move |count| (isa, count))) {
+        let (mut out, left) = (vec![0.0; 6 * 7], Left::new(&rows.data, &rows.starts[..count], geometry.inner));
+        let panels = compact(&packed).panels_from(0);
+        let multiplied = panels.multiply(isa, left, (&places, 7), None, &mut Tile::dense(&mut out, 7));
+        assert_eq!(multiplied, serves(isa) && count <= MOST_ROWS, "{isa:?} {count}");
     }
 }
 
@@ -139,9 +236,9 @@ fn a_thread_keeps_what_is_stated() {
     for inner in [3, 9001] {
         let geometry = Geometry { matrices: 1, blocks: 1, inner, columns: 3 };
         let packed = Packed::compact(geometry, &vec![bf16::ONE; geometry.len()]).unwrap();
-        PAIRS.take();
+        PANELS.take();
         compact(&packed).panels_from(0).with_unpacked(Isa::at_most(Instructions::default()), 1, |_| {});
-        assert_eq!(PAIRS.take().bytes(), thread_bytes(inner), "{inner}");
+        assert_eq!(PANELS.take().bytes(), thread_bytes(inner), "{inner}");
     }
 }
 

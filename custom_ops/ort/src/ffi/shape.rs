@@ -21,6 +21,13 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    #[cfg(test)]
+    pub(crate) fn of(sizes: &[usize]) -> Self {
+        let mut dims = [0; MAX_RANK];
+        dims[..sizes.len()].copy_from_slice(sizes);
+        Self { rank: sizes.len(), dims }
+    }
+
     pub(crate) fn as_slice(&self) -> &[usize] {
         &self.dims[..self.rank]
     }
