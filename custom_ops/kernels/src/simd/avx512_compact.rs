@@ -210,7 +210,8 @@ unsafe fn store<const M: usize>(raw: &CompactRaw, sums: &[[__m512; VECTORS]; M])
 /// destination, and groups for `inner` steps behind the head of the panel. Its patches must rise and end, not
 /// before the end of the last group. The processor must have AVX-512 F and BW.
 pub(super) unsafe fn multiply(count: usize, raw: &CompactRaw) {
-    const KERNELS: [unsafe fn(&CompactRaw); MOST_ROWS] = [rows::<1>, rows::<2>, rows::<3>, rows::<4>];
+    const KERNELS: [unsafe fn(&CompactRaw); MOST_ROWS] =
+        [rows::<1>, rows::<2>, rows::<3>, rows::<4>, rows::<5>, rows::<6>, rows::<7>, rows::<8>];
     // SAFETY: by the caller's promise.
     unsafe { KERNELS[count - 1](raw) }
 }

@@ -48,7 +48,7 @@ const BITS: u32 = 4;
 const SIGN: u32 = 0x80;
 
 /// Most rows that are multiplied without unpacking.
-pub(super) const MOST_ROWS: usize = 4;
+pub(super) const MOST_ROWS: usize = 8;
 
 /// The place of the patch behind the last one.
 const END: u32 = u32::MAX;

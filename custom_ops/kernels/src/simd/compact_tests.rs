@@ -221,9 +221,9 @@ fn panels_are_unpacked_in_turns() {
 fn few_rows_are_multiplied_without_unpacking() {
     let geometry = Geometry { matrices: 1, blocks: 1, inner: 9, columns: 7 };
     let packed = Packed::compact(geometry, &vec![bf16::ONE; geometry.len()]).unwrap();
-    let (rows, places) = (Rows::new(6, geometry.inner), [0, 1, 2, 3, 4, 5]);
-    for (isa, count) in every_isa().into_iter().flat_map(|isa| (1..=6).map(move |count| (isa, count))) {
-        let (mut out, left) = (vec![0.0; 6 * 7], Left::new(&rows.data, &rows.starts[..count], geometry.inner));
+    let (rows, places) = (Rows::new(10, geometry.inner), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    for (isa, count) in every_isa().into_iter().flat_map(|isa| (1..=10).map(move |count| (isa, count))) {
+        let (mut out, left) = (vec![0.0; 10 * 7], Left::new(&rows.data, &rows.starts[..count], geometry.inner));
         let panels = compact(&packed).panels_from(0);
         let multiplied = panels.multiply(isa, left, (&places, 7), None, &mut Tile::dense(&mut out, 7));
         assert_eq!(multiplied, serves(isa) && count <= MOST_ROWS, "{isa:?} {count}");
