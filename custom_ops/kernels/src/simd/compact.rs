@@ -1,8 +1,8 @@
 //! Weights of bf16 in 12 bits each, without loss.
 //!
 //! The exponents of a trained matrix are few. A panel has a table of sixteen, and a weight has the code of its own in
-//! four bits, beside its sign and fraction as they are. The first of the table is that of zeros and subnormal numbers. A
-//! weight whose exponent is not in the table is a patch, which stands behind the panel.
+//! four bits, beside its sign and fraction as they are. The first of the table is that of zeros and subnormal numbers.
+//! A weight whose exponent is not in the table is a patch, which stands behind the panel.
 //!
 //! A panel is a head with the table, then groups of eight inner steps in three rows of bytes: codes, those of the later
 //! four steps in the upper halves, and signs with fractions of four steps each. A permutation of bytes looks codes up,
