@@ -11,8 +11,8 @@ attention. Every output is compared first with PyTorch's in f32, and what is wro
 cpu_operator.py, which see for ratios. `--dtype bf16` adds our export with weights stored in bf16, `bf16-products` one
 whose products may have factors of bf16, `int8` and `int4` those with matrices in integers, `int8-products` and
 `int4-products` these with other factors that may be int8; integers are compared with PyTorch on the weights that they
-stand for. `--compact` adds the export in bf16 with MOA_CPU_PACKING=compact. A decode step of ours writes its caches in place; beside it stands
-"copying", where past and present are buffers of their own.
+stand for. `--compact` adds the export in bf16 with MOA_CPU_PACKING=compact. A decode step of ours writes its caches in
+place; beside it stands "copying", where past and present are buffers of their own.
 """
 
 import argparse
