@@ -133,7 +133,7 @@ fn has_places(inner: usize) -> bool {
     steps.and_then(|steps| steps.checked_mul(PANEL)).is_some_and(|end| end <= END as usize)
 }
 
-/// The table of a panel, the most frequent exponents in rising order behind 0, and how many weights have another.
+/// The table of a panel, 0 and the most frequent other exponents, and how many weights have none of these.
 fn table_of(source: &[bf16], place: &Place) -> ([u8; TABLE], usize) {
     let mut counts = [0usize; 256];
     for row in 0..place.rows {
@@ -141,8 +141,7 @@ fn table_of(source: &[bf16], place: &Place) -> ([u8; TABLE], usize) {
     }
     let mut all: [u8; 256] = std::array::from_fn(|exponent| exponent as u8);
     all[1..].sort_by_key(|exponent| std::cmp::Reverse(counts[usize::from(*exponent)]));
-    let (table, others) = all.split_at_mut(TABLE);
-    table[1..].sort_unstable();
+    let (table, others) = all.split_at(TABLE);
     let patches = others.iter().map(|exponent| counts[usize::from(*exponent)]).sum();
     (std::array::from_fn(|code| table[code]), patches)
 }
