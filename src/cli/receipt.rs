@@ -42,14 +42,18 @@ pub(super) fn libraries(backends: &[Box<dyn Backend>], library: Option<&Path>) -
 
 /// The widest instructions that the environment lets the operator library use, where it is one of `backends`.
 pub(super) fn instructions(backends: &[Box<dyn Backend>]) -> Option<String> {
-    let is_used = backends.iter().any(|backend| backend.name() == names::ORT);
-    backend::most_instructions().ok().flatten().filter(|_| is_used).map(str::to_owned)
+    where_operators_run(backends, backend::most_instructions())
 }
 
 /// How the environment lets the operator library pack large matrices of bf16, where it is one of `backends`.
 pub(super) fn packing(backends: &[Box<dyn Backend>]) -> Option<String> {
+    where_operators_run(backends, backend::packing_of_weights())
+}
+
+/// A choice of the environment for the operator library, where that is one of `backends`.
+fn where_operators_run(backends: &[Box<dyn Backend>], choice: Result<Option<&'static str>, String>) -> Option<String> {
     let is_used = backends.iter().any(|backend| backend.name() == names::ORT);
-    backend::packing_of_weights().ok().flatten().filter(|_| is_used).map(str::to_owned)
+    choice.ok().flatten().filter(|_| is_used).map(str::to_owned)
 }
 
 fn hash(path: &Path) -> Option<String> {
