@@ -64,7 +64,7 @@ pub(super) fn check_buffer(
 }
 
 fn frequency(base: f64, index: usize, head_size: usize) -> f64 {
-    base.powf(-((2 * index) as f64) / head_size as f64)
+    libm::pow(base, -((2 * index) as f64) / head_size as f64)
 }
 
 /// How many of the first frequencies are those of `base`.
@@ -90,7 +90,7 @@ fn explained(values: &[f64], stored_type: &str, base: f64, head_size: usize) -> 
 /// the base and the quotient, and the exponent, below 1, rounded once.
 fn f32_error(base: f64) -> f64 {
     let unit = f64::from(f32::EPSILON);
-    6.0 * unit + base.ln().abs() * unit / 2.0
+    6.0 * unit + libm::log(base).abs() * unit / 2.0
 }
 
 /// Refuses scaled positions or frequencies.
@@ -157,7 +157,8 @@ mod tests {
     /// As transformers computes them.
     fn computed(base: f64, head_size: usize) -> Vec<f32> {
         let exponent = |index: usize| (2 * index) as f32 / head_size as f32;
-        (0..head_size / 2).map(|index| 1.0 / (base as f32).powf(exponent(index))).collect()
+        let power = |exponent: f32| libm::powf(base as f32, exponent);
+        (0..head_size / 2).map(|index| 1.0 / power(exponent(index))).collect()
     }
 
     /// All ways to store f32 values, with the name of the type that they end in.

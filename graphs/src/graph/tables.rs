@@ -1,4 +1,5 @@
-//! Tables of positions that models compute and graphs hold.
+//! Tables of positions that models compute and graphs hold. Elementary functions are those of `libm` in f64, rounded
+//! once: those of `std` are the operating system's, and exports have the same bytes on each.
 
 use std::ops::Range;
 
@@ -33,8 +34,8 @@ impl Sinusoids {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub(super) fn rows(self, rows: Range<usize>) -> Vec<f32> {
         let half = self.width / 2;
-        let step = SINUSOID_BASE.ln() / (half as f64 - 1.0);
-        let frequencies: Vec<f32> = (0..half).map(|i| (i as f32 * -(step as f32)).exp()).collect();
+        let step = libm::log(SINUSOID_BASE) / (half as f64 - 1.0);
+        let frequencies: Vec<f32> = (0..half).map(|i| rounded(libm::exp, i as f32 * -(step as f32))).collect();
         let mut values = Vec::with_capacity(rows.len() * self.width);
         for row in rows {
             if row == 0 {
@@ -43,8 +44,8 @@ impl Sinusoids {
             }
             let position = (self.padding + row) as f32;
             let angles = frequencies.iter().map(|frequency| position * frequency);
-            values.extend(angles.clone().map(f32::sin));
-            values.extend(angles.map(f32::cos));
+            values.extend(angles.clone().map(|angle| rounded(libm::sin, angle)));
+            values.extend(angles.map(|angle| rounded(libm::cos, angle)));
             values.extend(std::iter::repeat_n(0.0, self.width % 2));
         }
         values
@@ -55,11 +56,19 @@ impl RotaryTable {
     /// The rows `rows`, every step rounded to f32 as Hugging Face's implementation does.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub(super) fn rows(self, rows: Range<usize>) -> Vec<f32> {
+        let power = |exponent| libm::pow(f64::from(self.base as f32), exponent);
         let exponent = |i: usize| (2 * i) as f32 / self.head as f32;
-        let frequencies: Vec<f32> = (0..self.head / 2).map(|i| 1.0 / (self.base as f32).powf(exponent(i))).collect();
+        let frequencies: Vec<f32> = (0..self.head / 2).map(|i| 1.0 / rounded(power, exponent(i))).collect();
         let angles = rows.flat_map(|row| frequencies.iter().map(move |frequency| row as f32 * frequency));
-        if self.sine { angles.map(f32::sin).collect() } else { angles.map(f32::cos).collect() }
+        let function = if self.sine { libm::sin } else { libm::cos };
+        angles.map(|angle| rounded(function, angle)).collect()
     }
+}
+
+/// `function` of an f32, as f32.
+#[allow(clippy::cast_possible_truncation)]
+fn rounded(function: impl Fn(f64) -> f64, x: f32) -> f32 {
+    function(f64::from(x)) as f32
 }
 
 #[cfg(test)]
@@ -70,9 +79,22 @@ mod tests {
     fn sinusoids_have_halves_a_zero_padding_row_and_a_zero_last_column() {
         let table = Sinusoids { rows: 2, width: 5, padding: 1 }.rows(0..2);
         assert_eq!(table[..5], [0.0; 5]);
-        assert_eq!(table[5], 2f32.sin());
-        assert_eq!(table[7], 2f32.cos());
+        assert_eq!([table[5], table[7]], [0.909_297_4, -0.416_146_84]);
         assert_eq!(table[9], 0.0);
+    }
+
+    /// The sum was computed on Linux. Hundreds of these values differ by a bit between its `sinf` and that of Windows.
+    #[test]
+    fn tables_have_the_same_bits_on_every_system() {
+        let sinusoids = Sinusoids { rows: 1025, width: 128, padding: 1 }.rows(0..1025);
+        let [cosines, sines] =
+            [false, true].map(|sine| RotaryTable { rows: 1025, head: 128, base: 1e4, sine }.rows(0..1025));
+        const SUMS: [u64; 3] = [0xaf08_ca2d_af99_7195, 0xc5df_f0b5_8eb5_c7de, 0xfd36_158e_b9db_c16f];
+        let hash = |table: &[f32]| {
+            let bytes = table.iter().flat_map(|value| value.to_bits().to_le_bytes());
+            bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        };
+        assert_eq!([hash(&sinusoids), hash(&cosines), hash(&sines)], SUMS);
     }
 
     #[test]

@@ -18,7 +18,7 @@ fn int(value: usize) -> Attribute {
 /// What scores are multiplied with: one over the root of a head's width.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
 pub(super) fn scale(head_size: usize) -> f32 {
-    (head_size as f64).powf(-0.5) as f32
+    (1.0 / (head_size as f64).sqrt()) as f32
 }
 
 pub(super) fn self_attributes(a: &SelfAttentionAttributes) -> BTreeMap<String, Attribute> {
