@@ -69,6 +69,7 @@ impl Setting {
                 let path = folder.join(format!("{}.onnx", graph.stem));
                 let mut file = std::fs::File::create(&path).unwrap();
                 encode(&graph.graph, DEFAULT_OPSET, None).unwrap().write(&[], &mut file).unwrap();
+                drop(file);
                 self.backend.load(&read_model(&path).unwrap()).unwrap_or_else(|error| panic!("{error}"))
             })
             .collect()

@@ -54,12 +54,11 @@ fn long(from: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes(from, at))
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(target_os = "linux")]
     fn a_program_is_whole_and_its_beginning_is_not() {
         let program = std::env::current_exe().unwrap();
         assert_eq!(cut_off(&program), None);

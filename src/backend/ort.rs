@@ -106,7 +106,7 @@ impl OrtBackend {
             builder.commit_from_file(model.path())
         } else if model.has_external_data() {
             let file = write_beside(model)?;
-            builder.commit_from_file(file.path())
+            builder.commit_from_file(&file)
         } else {
             builder.commit_from_memory(&model.model().encode_to_vec())
         };
@@ -176,13 +176,14 @@ fn require_bodies(missing: &BTreeSet<String>) -> Result<(), BackendError> {
 }
 
 /// Writes a changed model beside its data files, where their names resolve; removed when dropped.
-fn write_beside(model: &OnnxFile) -> Result<tempfile::NamedTempFile, BackendError> {
+fn write_beside(model: &OnnxFile) -> Result<tempfile::TempPath, BackendError> {
     let folder = folder_of(model.path());
     let write = || {
         let mut file = scratch_file(folder)?;
         file.write_all(&model.model().encode_to_vec())?;
         file.flush()?;
-        Ok(file)
+        // Windows lets nobody else read a file that is open here.
+        Ok(file.into_temp_path())
     };
     write().map_err(|source| BackendError::Beside { folder: folder.to_owned(), source: without_path(source) })
 }

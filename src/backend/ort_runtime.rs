@@ -1,8 +1,6 @@
 //! Loading ONNX Runtime, once per process. It is not linked: `libonnxruntime` comes with the Python package
 //! `onnxruntime`.
 
-use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -14,6 +12,7 @@ use ort::session::builder::SessionBuilder;
 use super::cut_off::cut_off;
 use super::guard::guarded;
 use super::libraries::find_onnxruntime;
+use super::ort_door::version_of;
 use super::{BackendError, OrtOptions, RuntimeLibrary, names};
 
 /// ONNX Runtime, loaded.
@@ -29,7 +28,7 @@ impl OrtRuntime {
         &self.path
     }
 
-    /// Version of the library, such as `1.31.1`, as its file name gives it; else what it says of its build.
+    /// Version that the library says it is, such as `1.31.1`; else what it says of its build.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -94,16 +93,5 @@ fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
         ort::LoadDynamicError::MissingApi { path } => BackendError::RuntimeUnknown { path, needed: needed() },
         error => unusable(error.to_string()),
     })?;
-    Ok(OrtRuntime { path: path.to_owned(), version: version(path) })
-}
-
-/// Version in the name of the library, links resolved; else the library's own description of its build.
-fn version(path: &Path) -> String {
-    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let name = real.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let digits = |c: char| c.is_ascii_digit() || c == '.';
-    let version = name.split_once("onnxruntime").map_or("", |(_, rest)| rest);
-    let version = version.trim_start_matches(env::consts::DLL_SUFFIX).trim_end_matches(env::consts::DLL_SUFFIX);
-    let version = version.trim_matches('.');
-    if version.contains('.') && version.chars().all(digits) { version.to_owned() } else { ort::info().to_owned() }
+    Ok(OrtRuntime { path: path.to_owned(), version: version_of(path).unwrap_or_else(|| ort::info().to_owned()) })
 }

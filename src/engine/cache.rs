@@ -397,7 +397,7 @@ mod tests {
         damaged("SHA-256 of the plan", &|| fs::write(place.join(PLAN), b"plam").unwrap());
         damaged("3 bytes long", &|| fs::write(place.join(PLAN), b"pla").unwrap());
         damaged("is missing", &|| fs::remove_file(place.join("engine.plan.lock.json")).unwrap());
-        damaged("directory", &|| {
+        damaged(if cfg!(windows) { "os error" } else { "directory" }, &|| {
             fs::remove_file(place.join("engine.plan.lock.json")).unwrap();
             fs::create_dir(place.join("engine.plan.lock.json")).unwrap();
         });
@@ -414,8 +414,10 @@ mod tests {
         fs::write(folder.path().join("file"), b"").unwrap();
         let cache = Cache::new(folder.path().join("file").join("engines"));
         assert!(matches!(cache.keep(b"plan", &lock(b"plan")), Err(CacheError::Write(_))));
-        assert!(
-            matches!(cache.find("key"), Ok(Cached::Damaged(why)) if why.starts_with(cache.folder().to_str().unwrap()))
-        );
+        match cache.find("key") {
+            Ok(Cached::Damaged(why)) => assert!(why.starts_with(cache.folder().to_str().unwrap())),
+            Ok(Cached::Nothing) if cfg!(windows) => {}
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -47,7 +47,7 @@ impl FromStr for ReleaseNumber {
 
     /// Reads a release such as `10.4` or `10.13.0.35`; what follows the third number is left out.
     fn from_str(text: &str) -> Result<Self, String> {
-        let numbers: Result<Vec<u16>, _> = text.split('.').take(3).map(str::parse).collect();
+        let numbers: Result<Vec<_>, _> = text.split('.').take(3).map(u16::from_str).collect();
         match numbers.as_deref() {
             Ok([major, minor]) => Ok(Self(*major, *minor, u16::MAX)),
             Ok([major, minor, patch]) => Ok(Self(*major, *minor, *patch)),

@@ -274,7 +274,7 @@ impl Staging {
                 drop(new_folder.keep());
                 Ok(())
             }
-            Err(error) if is_there(&error) => {
+            Err(_) if self.folder.is_dir() => {
                 moved.iter().try_for_each(|(_, target)| self.check_target(target))?;
                 let file = |(place, target): (PathBuf, PathBuf)| {
                     let file = TempPath::try_from_path(place).map_err(WriteError::io(&target))?;
@@ -306,11 +306,6 @@ fn check_no_link(path: &Path) -> Result<(), WriteError> {
     Err(WriteError::Link { path: path.into(), is_dangling: !path.exists(), target })
 }
 
-/// Whether a folder could not be given its name because somebody else has made one of that name meanwhile.
-fn is_there(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists)
-}
-
 #[cfg(unix)]
 fn with_mode<'a>(builder: &'a mut Builder<'a, 'a>, mode: u32) -> &'a mut Builder<'a, 'a> {
     use std::os::unix::fs::PermissionsExt;
@@ -338,8 +333,6 @@ fn temporary_folder(folder: &Path) -> Result<TempDir, WriteError> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     fn staged(folder: &Path, name: &str, text: &str, force: bool) -> Staging {
@@ -372,12 +365,13 @@ mod tests {
 
     /// Another program holds a lock of the folder for longer than is waited.
     #[test]
+    #[cfg(unix)]
     fn whoever_replaces_files_of_the_folder_is_waited_for_and_no_one_for_ever() {
         let root = tempfile::tempdir().unwrap();
         let other = fs::File::open(root.path()).unwrap();
         other.lock().unwrap();
         let replace = |text: &str| staged(root.path(), "m.onnx", text, true).commit();
-        let begun = Instant::now();
+        let begun = std::time::Instant::now();
         replace("1").unwrap();
         assert!(begun.elapsed() >= LONGEST_LOCK);
         assert_eq!(fs::read_to_string(root.path().join("m.onnx")).unwrap(), "1");

@@ -22,7 +22,7 @@ fn one_by_one(sums: Sums, x: &[f64], matrix: &[f64], outputs: usize) -> Vec<f64>
     for (x, row) in x.iter().zip(matrix.chunks(outputs)) {
         match fuses {
             true => y.iter_mut().zip(row).for_each(|(y, weight)| {
-                *y = f64::from((*x as f32).mul_add(*weight as f32, *y as f32));
+                *y = f64::from(libm::fmaf(*x as f32, *weight as f32, *y as f32));
             }),
             false => add_scaled(sums, &mut y, *x, row),
         }

@@ -210,6 +210,7 @@ fn hostile_names_are_refused_or_escaped() {
     assert!(refusal(&file_of(&header, &[])).1.len() < 1000);
 }
 
+#[cfg(unix)]
 #[test]
 fn control_characters_in_paths_are_escaped() {
     let folder = folder();

@@ -1,12 +1,16 @@
 //! Folders: what belongs to a checkpoint, sharded or not, and its configuration.
 
-use std::{fs, path::Path};
+use std::fs;
+#[cfg(unix)]
+use std::path::Path;
 
 use moa_export::checkpoint::{Checkpoint, ErrorKind, fuzzing};
 use moa_graphs::{TensorDirectory, families::ImportOptions};
 use tempfile::TempDir;
 
-use super::{data::data, described, entry, file_of, folder, single};
+#[cfg(unix)]
+use super::single;
+use super::{data::data, described, entry, file_of, folder};
 
 const INDEX: &str = "model.safetensors.index.json";
 

@@ -388,6 +388,7 @@ fn lines_that_are_too_long_are_refused_or_left_out() {
     assert_eq!((&second["source"], &second["translations"]), (&long.as_str().into(), &serde_json::json!([])));
 }
 
+#[cfg(unix)]
 #[test]
 fn a_stdout_that_was_closed_is_an_error() {
     let folder = exported(Form::Function);

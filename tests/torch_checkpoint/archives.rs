@@ -120,6 +120,7 @@ fn run_help(help: &str, folder: &Path) {
     assert!(status.success(), "{command}");
 }
 
+#[cfg(unix)]
 #[test]
 fn what_follows_the_archive_is_cut_off_by_the_command() {
     let folder = tempfile::tempdir().unwrap();
@@ -139,6 +140,7 @@ fn what_follows_the_archive_is_cut_off_by_the_command() {
 }
 
 /// Messages escape such names, so that a command would name another file.
+#[cfg(unix)]
 #[test]
 fn names_that_are_shown_otherwise_are_in_no_command() {
     let folder = tempfile::tempdir().unwrap();
@@ -270,6 +272,7 @@ fn byte_order_must_be_little() {
     assert_refused(&order(&[0; 65]), ErrorKind::Limit, &["byte order"]);
 }
 
+#[cfg(unix)]
 #[test]
 fn other_archives_are_named() {
     let other = Zip { members: vec![Member::new("word/document.xml", b"<>")], ..Zip::default() }.bytes();
@@ -294,6 +297,7 @@ fn other_archives_are_named() {
     assert!(help.contains("torch.jit.load(sys.argv[1], map_location=\"cpu\").state_dict()"), "{help}");
 }
 
+#[cfg(unix)]
 #[test]
 fn old_formats_are_named_with_the_way_out() {
     let legacy = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.";

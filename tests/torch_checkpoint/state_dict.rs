@@ -150,6 +150,7 @@ fn strided_tensors_of_shards_are_their_own() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn shards_that_disagree_with_their_index_are_refused() {
     let [one, two] = [floats(&[("a", "1")]), floats(&[("b", "2")])];

@@ -274,6 +274,7 @@ mod tests {
                     scope.spawn(move || {
                         all.wait();
                         task(index);
+                        all.wait();
                     });
                 }
             });

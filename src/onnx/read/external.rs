@@ -206,12 +206,11 @@ const fn is_hard_linked(_: &Metadata) -> bool {
     false
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
     use crate::onnx::proto::tensor_proto::DataType;
 
-    #[cfg(unix)]
     #[test]
     fn a_data_file_that_cannot_be_read_is_named() {
         let folder = tempfile::tempdir().unwrap();

@@ -22,6 +22,9 @@ impl SetAside {
     pub(super) fn begin(files: &[(TempPath, PathBuf)]) -> Result<Self, WriteError> {
         let mut aside = Self::default();
         for (_, target) in files.iter().rev().filter(|_| files.len() > 1) {
+            if target.is_dir() {
+                return Err(WriteError::io(target)(io::ErrorKind::IsADirectory.into()));
+            }
             let place = kept_file(target).map_err(WriteError::io(target))?.into_temp_path();
             match fs::rename(target, &place) {
                 Ok(()) => aside.0.push((place, target.clone())),
@@ -58,7 +61,8 @@ fn kept_file(target: &Path) -> io::Result<NamedTempFile> {
 
 /// Keeps others who replace files of this folder from doing so at the same time, or one of them would leave its model
 /// beside the weights of the other. They are done after a few renames: whoever holds a lock for longer is another
-/// program, and is not heeded after `longest`. No lock where the folder cannot be opened for reading or knows none.
+/// program, and is not heeded after `longest`. No lock where the folder cannot be opened for reading or knows none, as
+/// none does on Windows.
 pub(super) fn lock(folder: &Path, longest: Duration) -> Option<fs::File> {
     let folder = fs::File::open(folder).ok()?;
     let begun = Instant::now();
@@ -118,6 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg(unix)]
     fn a_lock_is_waited_for_and_held() {
         let root = tempfile::tempdir().unwrap();
         let other = fs::File::open(root.path()).unwrap();
@@ -151,6 +156,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
     fn a_folder_that_is_gone_is_not_synced() {
         let root = tempfile::tempdir().unwrap();
         sync_folder(root.path()).unwrap();

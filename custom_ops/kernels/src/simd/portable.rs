@@ -8,6 +8,11 @@ pub(super) fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
 }
 
+/// `a · b + c`, rounded once. That of MinGW rounds twice.
+pub(super) fn fused(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(all(windows, target_env = "gnu")) { libm::fmaf(a, b, c) } else { a.mul_add(b, c) }
+}
+
 /// All rows times all columns, 16 at a time.
 ///
 /// # Safety

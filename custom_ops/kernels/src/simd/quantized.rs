@@ -16,6 +16,7 @@ use moa_schema::BLOCK;
 
 #[cfg(target_arch = "aarch64")]
 use super::neon_integers;
+use super::portable::fused;
 use super::product::{Kernel, Mode, Raw};
 use super::{Element, Form, Instructions, Isa, LANES, Nibbles, PANEL, StepOrder};
 #[cfg(target_arch = "x86_64")]
@@ -306,7 +307,7 @@ unsafe fn plain<W: Integers>(raw: &Raw<W>) {
                         sum *= *raw.scales.add(raw.first + column + lane);
                     }
                     match raw.mode {
-                        Mode::AddScaled => *out = (*raw.factors.add(row)).mul_add(sum, *out),
+                        Mode::AddScaled => *out = fused(*raw.factors.add(row), sum, *out),
                         _ => *out = sum,
                     }
                 }
@@ -335,8 +336,8 @@ unsafe fn plain_sum<W: Integers>(raw: &Raw<W>, row: usize, right: *const W, mut 
                 of_block = scale;
             }
             sum = match of_block {
-                Some(scale) => (terms as f32 * *block).mul_add(scale, sum),
-                None => (terms as f32).mul_add(*block, sum),
+                Some(scale) => fused(terms as f32 * *block, scale, sum),
+                None => fused(terms as f32, *block, sum),
             };
         }
     }

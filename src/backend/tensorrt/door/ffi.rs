@@ -212,7 +212,7 @@ pub(super) unsafe fn abi_version(library: &Library) -> Result<u32, libloading::E
     Ok(unsafe { function() })
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use std::{fmt::Write, mem::offset_of, mem::size_of, path::Path, process::Command};
 
