@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use crate::{process::printed, project::Project, summary::Summary, tally::Tally};
+use crate::{foreign::lacks_target, process::printed, project::Project, summary::Summary, tally::Tally};
 
 /// What is compiled for.
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -93,30 +93,11 @@ fn emulator(project: &Project) -> Result<&'static str, String> {
             "nothing is emulated on aarch64 itself, where `cargo xtask test` runs what the processor has".into()
         );
     }
-    if let Some(why) = lacks_target(project) {
+    if let Some(why) = lacks_target(project, TARGET) {
         return Err(why);
     }
     let there = |name: &str| printed(Command::new(name).arg("--version"));
     there(LINKER).map_err(|why| format!("{why}; {FIX}"))?;
     let found = EMULATORS.into_iter().find(|name| there(name).is_ok());
     found.ok_or_else(|| format!("there is no {}; {FIX}", EMULATORS.join(" or ")))
-}
-
-/// Clippy on the kernels as they are compiled for aarch64, which needs no C compiler.
-pub(crate) fn clippy(project: &Project) -> Command {
-    let mut command = project.cargo(["clippy", "--target", TARGET, "-p", "moa-schema", "-p", "moa-kernels"]);
-    command.arg("--all-targets").arg("--target-dir").arg(project.target.join("aarch64"));
-    command.args(["--", "-D", "warnings"]);
-    command
-}
-
-/// Why nothing can be compiled for it; `None` where this Rust has its standard library.
-pub(crate) fn lacks_target(project: &Project) -> Option<String> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let folder = match printed(project.command(rustc).args(["--print", "target-libdir", "--target", TARGET])) {
-        Ok(folder) => folder,
-        Err(why) => return Some(why),
-    };
-    let lacks = !std::path::Path::new(&folder).is_dir();
-    lacks.then(|| format!("this Rust has no {TARGET}; `rustup target add {TARGET}` installs it"))
 }

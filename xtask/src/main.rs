@@ -6,6 +6,7 @@ mod aarch64;
 mod check;
 mod cuda;
 mod demo;
+mod foreign;
 mod gpu_check;
 mod miri;
 mod nightly;
@@ -18,6 +19,7 @@ mod synthesize;
 mod tally;
 mod tensorrt;
 mod test;
+mod windows;
 
 use std::process::ExitCode;
 
@@ -37,6 +39,8 @@ cargo xtask COMMAND
   miri    small tests of the kernels and of the doors of the operator library in Miri, where rustup's nightly toolchain
           has it with rust-src; without AMX tiles, AVX-512 but for products, rounding to f16 with F16C, and the CUDA driver
   aarch64 tests of the kernels for aarch64 in qemu, where it, a C compiler and rustup's target are installed
+  windows tests of the program and the operator library for Windows in Wine, where it, MinGW and rustup's target are
+          installed
   cuda    compile the CUDA kernels for every architecture, without a GPU, and check what they need
 
   gpu-check [sm_90a …]
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         ["cuda"] => Project::find().and_then(|project| cuda::run(&project)).map(|()| true),
         ["aarch64"] => Project::find().map(|project| aarch64::run(&project)),
         ["miri"] => Project::find().map(|project| miri::run(&project)),
+        ["windows"] => Project::find().map(|project| windows::run(&project)),
         ["sanitize"] => Project::find().map(|project| sanitize::run(&project)),
         ["gpu-check", "tensorrt"] => Err("name the wheel: `cargo xtask gpu-check tensorrt WHEEL`".into()),
         ["gpu-check", "tensorrt", wheel, targets @ ..] => {

@@ -42,6 +42,8 @@ pub(crate) enum Packages {
     Torch,
     /// The compiler of the CUDA kernels.
     Cuda,
+    /// ONNX Runtime for Windows, of which this Python runs nothing.
+    Windows,
 }
 
 impl Packages {
@@ -53,6 +55,7 @@ impl Packages {
             Self::Optimum => "optimum",
             Self::Torch => "torch",
             Self::Cuda => "cuda",
+            Self::Windows => "windows",
         }
     }
 }
@@ -138,6 +141,9 @@ impl Python {
         // What PyTorch depends on differs from system to system; all other lists are complete.
         if packages != Packages::Torch {
             pip.arg("--no-deps");
+        }
+        if packages == Packages::Windows {
+            pip.args(["--platform", "win_amd64", "--python-version", "3.13"]);
         }
         pip.args(["--only-binary", ":all:", "--target"]).arg(folder).arg("-r").arg(list);
         pip.env("PIP_USER", "0").env("PIP_ROOT_USER_ACTION", "ignore").env_remove("PYTHONPATH");

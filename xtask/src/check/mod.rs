@@ -9,13 +9,11 @@ mod size;
 use std::{io, process::Command};
 
 use crate::{
-    aarch64,
+    foreign,
     process::{self, stage},
     project::{COMPILER_CRATES, OPERATOR_CRATES, Project},
     tally::Tally,
 };
-
-const ON_AARCH64: &str = "clippy: kernels on aarch64";
 
 #[cfg(test)]
 pub(crate) use planted::planted;
@@ -51,12 +49,14 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
     check("clippy: fuzz targets", &|| process::run(&mut fuzz_targets(project)));
     check("documentation: operator library", &|| doc(&operators));
     check("documentation: compiler", &|| doc(&compiler));
-    match aarch64::lacks_target(project) {
-        None => check(ON_AARCH64, &|| process::run(&mut aarch64::clippy(project))),
-        Some(why) => {
-            println!("skipped: {ON_AARCH64}: {why}");
-            tally = tally + Tally::SKIPPED;
-        }
+    let (here, lacked): (Vec<_>, Vec<_>) = foreign::ALL
+        .iter()
+        .map(|system| (system, foreign::lacks_target(project, system.target)))
+        .partition(|(_, why)| why.is_none());
+    here.iter().for_each(|(system, _)| check(system.title, &|| process::run(&mut system.clippy(project))));
+    for (system, why) in lacked {
+        println!("skipped: {}: {}", system.title, why.unwrap_or_default());
+        tally = tally + Tally::SKIPPED;
     }
     println!();
     failures.iter().for_each(|failure| println!("failed: {failure}"));

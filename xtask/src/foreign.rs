@@ -1,0 +1,64 @@
+//! Other systems that the sources are compiled for here, and checked without a C compiler.
+
+use std::{path::Path, process::Command};
+
+use crate::{process::printed, project::Project};
+
+/// A system that is not this one.
+pub(crate) struct Foreign {
+    /// As checks name it.
+    pub(crate) title: &'static str,
+    /// Rust's name of it.
+    pub(crate) target: &'static str,
+    /// Of `cargo clippy`: what can be compiled without C.
+    arguments: &'static [&'static str],
+}
+
+/// All but what tract needs, which compiles C.
+const WITHOUT_C: [&str; 13] = [
+    "-p",
+    "moa-schema",
+    "-p",
+    "moa-graphs",
+    "-p",
+    "moa-kernels",
+    "-p",
+    "moa-ort",
+    "-p",
+    "moa-export",
+    "--no-default-features",
+    "--features",
+    "moa-export/ort",
+];
+
+/// Each has its folder for builds, named as the target.
+pub(crate) const ALL: [Foreign; 3] = [
+    Foreign {
+        title: "clippy: kernels on aarch64",
+        target: "aarch64-unknown-linux-gnu",
+        arguments: &["-p", "moa-schema", "-p", "moa-kernels", "--all-targets"],
+    },
+    Foreign { title: "clippy: Windows", target: "x86_64-pc-windows-gnu", arguments: &WITHOUT_C },
+    Foreign { title: "clippy: macOS", target: "aarch64-apple-darwin", arguments: &WITHOUT_C },
+];
+
+impl Foreign {
+    /// Clippy on what is compiled for it.
+    pub(crate) fn clippy(&self, project: &Project) -> Command {
+        let mut command = project.cargo(["clippy", "--target", self.target]);
+        command.args(self.arguments).arg("--target-dir").arg(project.target.join("foreign"));
+        command.args(["--", "-D", "warnings"]);
+        command
+    }
+}
+
+/// Why nothing can be compiled for `target`; `None` where this Rust has its standard library.
+pub(crate) fn lacks_target(project: &Project, target: &str) -> Option<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let folder = match printed(project.command(rustc).args(["--print", "target-libdir", "--target", target])) {
+        Ok(folder) => folder,
+        Err(why) => return Some(why),
+    };
+    let lacks = !Path::new(&folder).is_dir();
+    lacks.then(|| format!("this Rust has no {target}; `rustup target add {target}` installs it"))
+}
