@@ -9,9 +9,9 @@ session lie counts for some % of a short call. Bursts of calls take turns, in an
 of the first build / that of another, both from the same turn: from medians of bursts, from their 5th percentiles, and
 from the fastest calls of all turns. Besides the shapes of `cpu_operator.py`, a name of the form `512,8,32,128,1,1,1,128` is
 width, k, E, head, heads, batch, tokens and past. With `--layers` each layer has weights of its own and the next one takes its
-output, as in a model, whose weights come from memory. Builds whose outputs differ are named. With `=PACKING` a build packs
-weights as `MOA_CPU_PACKING` says, so that one build may stand beside itself. JSON names builds by the SHA-256 of their
-files, in the order in which they were given, and their ways to pack.
+output, as in a model, whose weights come from memory. Builds are named whose outputs have other bits than those of the
+first in any session. With `=PACKING` a build packs weights as `MOA_CPU_PACKING` says, so that one build may stand beside
+itself. JSON names builds by the SHA-256 of their files, in the order in which they were given, and their ways to pack.
 """
 
 import argparse
@@ -96,19 +96,23 @@ def report(library, result):
     print(line, flush=True)
 
 
+def bitwise_equal(a, b):
+    """Whether outputs are the same bit by bit, as 0 and -0 are not and a NaN is to itself."""
+    return all(np.array_equal(a[name].view(np.uint8), b[name].view(np.uint8)) for name in a)
+
+
 def measure(shape, args):
-    found, outputs, results = {}, [], []
+    found, same, results = {}, [True] * len(args.libraries), []
     for _ in range(args.sessions):
         runs = sessions(shape, args)
-        for run in runs.values():
+        for number, run in runs.items():
             run()
-        outputs = [{name: value.copy() for name, value in run.values.items()} for run in runs.values()]
+            same[number] &= bitwise_equal(run.values, runs[0].values)
         for number, bursts in interleave(runs, args.turns, args.seconds, args.threads).items():
             found.setdefault(number, []).extend(bursts)
     for number, library in enumerate(args.libraries):
         ratios = compare(found[0], found[number]) if number else None
-        same = all(np.array_equal(value, outputs[0][name]) for name, value in outputs[number].items())
-        results.append(summary(found[number]) | {"ratios": ratios, "same_bits": same})
+        results.append(summary(found[number]) | {"ratios": ratios, "same_bits": same[number]})
         report(library, results[-1])
     return results
 
