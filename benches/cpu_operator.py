@@ -32,6 +32,7 @@ import cpu_operator_eager as eager
 import cpu_operator_goals as goals
 import cpu_operator_graphs as graphs
 from cpu_operator_graphs import Shape
+from packed_weights import processor
 
 SHAPES = {
     "E8-1x128": Shape(512, 8, 8, 128, 1, 1, 128, 0),
@@ -229,15 +230,6 @@ def ceilings(shape, args, torch):
             left, right = torch.ones(rows, inner).bfloat16(), torch.ones(inner, columns).bfloat16()
             runs["bf16"] = lambda: torch.mm(left, right)
     return runs
-
-
-def processor(key):
-    """What Linux tells of the first processor under a name; nothing elsewhere."""
-    try:
-        lines = open("/proc/cpuinfo", encoding="utf-8").read().splitlines()
-    except OSError:
-        return ""
-    return next((value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == key), "")
 
 
 def check(name, found, expected, tolerance=TOLERANCE):

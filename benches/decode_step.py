@@ -3,8 +3,9 @@
 
     python3 benches/decode_step.py OUT --library target/release/libmoa_ort.so
 
-Weights that a step reads: of every expert matrix the share of its chosen experts, every other matrix whole, of the token
-table one row. A matrix of standard operators counts four bytes a value, because ONNX Runtime widens it when it loads.
+Weights that a step reads: of every expert matrix the share of its chosen experts, every other matrix whole, as the
+library packs them (`packed_weights.py`). A matrix of standard operators counts four bytes a value, because ONNX Runtime
+widens it when it loads. Rows of tables are left out.
 Needs numpy, onnx and onnxruntime.
 """
 
@@ -17,14 +18,10 @@ import statistics
 import time
 
 import numpy as np
-import onnx
 import onnxruntime
 
 import cpu_operator
-
-INTEGERS = ["/int8", "/int4"]
-# Bytes of a value of an operator's matrices and scales, where they are not two.
-WIDTHS = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.INT8: 1, onnx.TensorProto.INT4: 0.5}
+import packed_weights
 
 
 def arguments():
@@ -36,37 +33,6 @@ def arguments():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--json", type=pathlib.Path, help="where every figure is kept")
     return parser.parse_args()
-
-
-def is_of_experts(name, weights):
-    """Whether a matrix of an operator, or its scales, has a part for each expert."""
-    scaled = [weights[matrix] for end in INTEGERS if (matrix := name.replace("/scale", end)) in weights]
-    return len((scaled or [weights[name]])[0].dims) == 3
-
-
-def bytes_read(model):
-    """Bytes of weights that one step of one token reads."""
-    graph = onnx.load(model, load_external_data=False).graph
-    weights = {one.name: one for one in graph.initializer}
-    gathered = {node.input[0] for node in graph.node if node.op_type == "Gather"}
-    total, counted = 0, set()
-    for node in graph.node:
-        top_k = next((one.i for one in node.attribute if one.name == "top_k"), 1)
-        for name in node.input:
-            if name not in weights or name in counted:
-                continue
-            tensor = weights[name]
-            matrix = len(tensor.dims) >= 2 and name not in gathered
-            if not matrix:
-                continue
-            counted.add(name)
-            values = float(np.prod(tensor.dims))
-            if node.domain != "ai.moa":
-                total += 4 * values
-            else:
-                width = WIDTHS.get(tensor.data_type, 2)
-                total += width * values * (top_k / tensor.dims[0] if is_of_experts(name, weights) else 1)
-    return total
 
 
 def feeds(session, past):
@@ -97,7 +63,7 @@ def main():
         (logits,) = session.run(["logits"], inputs)
         seconds.append(time.perf_counter() - start)
         assert np.isfinite(logits).all(), "logits are not finite"
-    steady, amount = seconds[2:], bytes_read(model)
+    steady, amount = seconds[2:], packed_weights.of_step(model)
     bandwidth = cpu_operator.read_bandwidth(args.threads)
     result |= {"first_call_seconds": seconds[0], "seconds": steady, "bytes": amount, "read_bandwidth": bandwidth,
                "load_average": os.getloadavg(), "onnxruntime": onnxruntime.__version__,

@@ -29,6 +29,7 @@ import numpy as np
 import onnxruntime
 
 import cpu_operator as bench
+import packed_weights
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = dict(
@@ -40,9 +41,8 @@ CASES = {"T1": (1, 0), "T16": (16, 0), "T128": (128, 0), "T512": (512, 0), "T204
 PYTORCH = ["eager", "eager bf16", "sdpa bf16"]
 RIVALS = [*PYTORCH, "mobius", "dynamo"]
 DTYPES = ["bf16", "bf16-products", "int8", "int8-products", "int4", "int4-products"]
+INTEGERS = ["int8", "int4"]
 BLOCK = 32
-# Bytes of a weight in integers; of int4 with its share of a scale.
-WIDTHS = {"int8": 1, "int4": 0.5 + 2 / BLOCK}
 # What the head is beside either.
 HEAD = "int8"
 DYNAMO = "dynamo.onnx"
@@ -309,23 +309,22 @@ def prepare(work, args, model):
     return sessions, notes
 
 
-def read_bytes(past, contender):
-    """Bytes that one token needs: matrices of layers in two bytes a value, in 12 bits or as integers are stored; caches in
-    four, and a head of f32 too, since ONNX Runtime multiplies by it."""
-    integers = next((stored for stored in WIDTHS if stored in contender), None)
-    width, head = WIDTHS.get(integers, 2), WIDTHS[HEAD] if integers else 2 if "bf16" in contender else 4
-    if contender.startswith(COMPACT):
-        width = head = 1.5
-    d, heads, e, k = SIZES["hidden_size"], SIZES["num_key_value_heads"] * SIZES["kv_channels"], 8, 2
-    layer = k * d * heads + 2 * d * heads + k * heads * d + 3 * k * d * SIZES["intermediate_size"]
-    layers = SIZES["num_hidden_layers"]
-    return int(layers * (width * layer + 2 * 2 * d * e + 4 * 2 * past * heads) + head * d * SIZES["vocab_size"])
+def weights_read(work, args):
+    """Bytes of weights that one token reads of each of our exports, as they are packed."""
+    kept = {"ours": ("fp32", "plain")} | {f"ours {dtype}": (dtype, "plain") for dtype in args.dtype}
+    kept |= {COMPACT: ("bf16", "compact")} if args.compact else {}
+    of_step = lambda dtype, packing: packed_weights.of_step(work / f"moa-export-{dtype}/model.onnx", packing)
+    return {contender: of_step(*one) for contender, one in kept.items()}
 
 
-def measure(name, sessions, models, eager, args, bandwidth):
+def cache_bytes(past):
+    return SIZES["num_hidden_layers"] * 4 * 2 * past * SIZES["num_key_value_heads"] * SIZES["kv_channels"]
+
+
+def measure(name, sessions, models, eager, args, weights, bandwidth):
     tokens, past = CASES[name]
     given = {stored: Inputs(model, tokens, past, 1) for stored, model in models.items()}
-    stored_as = lambda contender: next((stored for stored in WIDTHS if stored in contender), "fp32")
+    stored_as = lambda contender: next((stored for stored in INTEGERS if stored in contender), "fp32")
     of = lambda contender: given[stored_as(contender)]
     inputs, runs = given["fp32"], {}
     for contender, session in sessions.items():
@@ -367,7 +366,7 @@ def measure(name, sessions, models, eager, args, bandwidth):
         result["compact"] = bench.ratio(*(result["times"][name] for name in ("ours bf16", COMPACT)))
     if tokens == 1:
         for contender in [name for name in runs if name.startswith("ours")]:
-            amount = read_bytes(past, contender)
+            amount = weights[contender.removesuffix(" copying")] + cache_bytes(past)
             rate = amount / result["times"][contender]["median_ms"] * 1e3
             result.setdefault("read", {})[contender] = {"bytes": amount, "rate": rate, "share": rate / bandwidth}
     return result
@@ -449,13 +448,14 @@ def main():
         print(f"{LIBRARY}, {head['build'][:12]}")
         for name, note in head["rivals"].items():
             print(f"{name}: {note}")
-        stored = [integers for integers in WIDTHS if any(integers in dtype for dtype in args.dtype)]
+        stored = [integers for integers in INTEGERS if any(integers in dtype for dtype in args.dtype)]
         models = {"fp32": model} | {integers: in_integers(model, integers) for integers in stored}
         eager = {name: in_pytorch(model, name, work / "checkpoint") for name in args.rivals if name in PYTORCH}
+        weights = weights_read(work, args)
         results, reads = {}, [bench.read_bandwidth(args.threads)]
         for name in args.only:
             reads.append(bench.read_bandwidth(args.threads))
-            results[name] = measure(name, sessions, models, eager, args, reads[-1])
+            results[name] = measure(name, sessions, models, eager, args, weights, reads[-1])
             report(name, results[name])
     head |= {"read_gigabytes_per_second": [read * 1e-9 for read in reads], "load_after": os.getloadavg()}
     report_goals(results)
