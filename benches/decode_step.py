@@ -63,11 +63,12 @@ def main():
         (logits,) = session.run(["logits"], inputs)
         seconds.append(time.perf_counter() - start)
         assert np.isfinite(logits).all(), "logits are not finite"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     steady, amount = seconds[2:], packed_weights.of_step(model)
     bandwidth = cpu_operator.read_bandwidth(args.threads)
     result |= {"first_call_seconds": seconds[0], "seconds": steady, "bytes": amount, "read_bandwidth": bandwidth,
                "load_average": os.getloadavg(), "onnxruntime": onnxruntime.__version__,
-               "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+               "peak_bytes": peak}
     median = statistics.median(steady)
     print(f"load {result['load_seconds']:.1f} s, first call {seconds[0]:.3f} s, peak {result['peak_bytes'] / 1e9:.1f} GB")
     print(f"step: median {median:.4f} s, least {min(steady):.4f} s; {amount / 1e9:.2f} GB of weights, "
