@@ -26,11 +26,13 @@ import threading
 import time
 
 import numpy as np
+import onnx
 import onnxruntime
 
 import cpu_operator_eager as eager
 import cpu_operator_goals as goals
 import cpu_operator_graphs as graphs
+import packed_weights
 from cpu_operator_graphs import Shape
 from packed_weights import processor
 
@@ -125,8 +127,6 @@ class OrtRun:
 
 def mha_reference(model, feeds, heads):
     """The dense block in numpy f64."""
-    import onnx
-
     values = [onnx.numpy_helper.to_array(i).astype(np.float64) for i in onnx.ModelProto.FromString(model).graph.initializer]
     x = feeds["x"].astype(np.float64)
     split = [(x @ w).reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3) for w in values[:3]]
@@ -183,8 +183,7 @@ def ratio(rival, ours):
     return {"median": statistics.median(pairs), "min": rival["min_ms"] / ours["min_ms"], "range": [min(pairs), max(pairs)]}
 
 
-def contenders(shape, args, torch):
-    weights, feeds = graphs.rounded(graphs.make_weights(shape), args.values), graphs.make_feeds(shape)
+def contenders(shape, weights, feeds, args, torch):
     runs = {"ours": OrtRun(graphs.operator(shape, weights, feeds, args.accuracy_level), feeds, args)}
     if shape.past:
         roomy = graphs.with_room(shape, feeds)
@@ -203,20 +202,20 @@ def contenders(shape, args, torch):
         if name != "mha":
             rounds = args.accuracy_level and name in ("ours", goals.IN_PLACE)
             check(name, np.asarray(run()), exact, ROUNDED if rounds else TOLERANCE)
-    return runs | ceilings(shape, args, torch)
+    return runs
 
 
-def packed_bytes(values):
-    """Bytes in which the operator library keeps an f32 weight whose value is one of a type; tiles keep f16 out."""
-    wide = {"fp32"} | ({"fp16"} if {"amx_tile", "amx_bf16"} <= set(processor("flags").split()) else set())
-    return 4 if values in wide else 2
+def bytes_of_call(shape, weights, feeds):
+    """Bytes of weights, as the library packs them, and cache that one call must read at least."""
+    model = onnx.ModelProto.FromString(graphs.operator(shape, weights, feeds))
+    return packed_weights.of_calls(model, tokens=shape.batch * shape.tokens) + shape.cache_bytes()
 
 
 CEILINGS = ("sgemm", "empty", "bf16", "read")
 
 
-def ceilings(shape, args, torch):
-    """What bounds every contender: f32 and bf16 products, a call that computes nothing, reading the weights."""
+def ceilings(bytes_read, args, torch):
+    """What bounds every contender: f32 and bf16 products, a call that computes nothing, reading as many bytes."""
     rows, inner, columns = SGEMM
     runs = {
         "sgemm": OrtRun(graphs.matmul(rows, inner, columns), {"x": np.ones((rows, inner), np.float32)}, args),
@@ -224,7 +223,7 @@ def ceilings(shape, args, torch):
     }
     if torch:
         rows, inner, columns = BF16
-        weights = torch.ones(shape.weight_bytes(packed_bytes(args.values)) // 4)
+        weights = torch.ones(bytes_read // 4)
         runs["read"] = weights.sum
         if BF16_FLAGS & set(processor("flags").split()):
             left, right = torch.ones(rows, inner).bfloat16(), torch.ones(inner, columns).bfloat16()
@@ -280,7 +279,9 @@ def write_json(path, machine, results):
 
 
 def measure(name, shape, args, torch, bandwidth):
-    runs = contenders(shape, args, torch)
+    weights, feeds = graphs.rounded(graphs.make_weights(shape), args.values), graphs.make_feeds(shape)
+    bytes_read = bytes_of_call(shape, weights, feeds)
+    runs = contenders(shape, weights, feeds, args, torch) | ceilings(bytes_read, args, torch)
     found = interleave(runs, args.rounds, args.seconds, args.threads, CLOCKS[args.clock])
     result = {"shape": dataclasses.asdict(shape), "macs": shape.macs(), "load": os.getloadavg()}
     heads, head = shape.mha_heads()
@@ -295,7 +296,7 @@ def measure(name, shape, args, torch, bandwidth):
     for kind in goals.KINDS:
         result[f"sgemm_gflops_{kind}"] = 2e-6 * math.prod(SGEMM) / result["times"]["sgemm"][f"{kind}_ms"]
         result[f"of_sgemm_{kind}"] = goals.of_sgemm(result, ours, kind)
-    result["weight_bytes"] = bytes_read = shape.weight_bytes(packed_bytes(args.values))
+    result["weight_bytes"] = bytes_read
     result["gigabytes_per_second"] = bytes_read / ours["median_ms"] * 1e-6
     fastest = {kind: times["min_ms"] for kind, times in result["times"].items()}
     read = bytes_read / fastest["read"] if "read" in fastest else 0.0

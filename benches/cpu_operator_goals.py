@@ -193,6 +193,15 @@ def least_work(limits):
     return work
 
 
+def counted_apart(runs):
+    """A shape of which runs count other bytes, if there is one."""
+    counted = {}
+    for shape, result in itertools.chain(*(run["results"].items() for run in runs)):
+        if counted.setdefault(shape, result["weight_bytes"]) != result["weight_bytes"]:
+            return shape
+    return None
+
+
 def raise_floors(run, work):
     """Raises the floor of each shape to its least work and a call of the runtime that computes nothing, where that is more.
 
@@ -222,6 +231,8 @@ def main():
         parser.error("--limits: its reads are of four bytes a weight, and a run has weights that two bytes hold")
     if args.together and len(set(values.values())) > 1:
         parser.error(f"--together: the runs have values of {', '.join(f'{kind} ({name})' for name, kind in values.items())}")
+    if args.together and (shape := counted_apart(runs.values())):
+        parser.error(f"--together: the runs count other bytes of {shape}, whose weights are packed or counted in other ways")
     work = least_work(limits)
     for run in runs.values():
         raise_floors(run, work)

@@ -54,11 +54,8 @@ class Shape:
                 best = min(best or (rank, count, head), (rank, count, head))
         return best[1], best[2]
 
-    def weight_bytes(self, width=4):
-        """Bytes of weights, `width` each, and cache that one call must read at least, where every token takes other experts."""
-        used = min(self.experts, self.k * self.batch * self.tokens)
-        weights = self.width * (self.experts + 2 * used * self.columns + 2 * self.columns)
-        return width * weights + 4 * 2 * self.batch * self.columns * self.past
+    def cache_bytes(self):
+        return 4 * 2 * self.batch * self.columns * self.past
 
 
 def make_weights(shape, seed=0):

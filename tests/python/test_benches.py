@@ -12,7 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benches"))
 
+import cpu_operator
 import cpu_operator_builds as builds
+import cpu_operator_goals as goals
+import cpu_operator_graphs as graphs
 import packed_weights
 
 
@@ -141,6 +144,21 @@ class BytesOfCalls(unittest.TestCase):
         head = helper.make_node("LMHead", ["y", "turned"], ["logits"], domain="ai.moa")
         self.assertEqual(packed_weights.of_calls(model([*nodes, head], table=table)), 2 * 2400)
         self.assertEqual(packed_weights.of_calls(model(nodes, table=table)), 0)
+
+    def test_a_layer_counts_what_its_matrices_are_packed_in(self):
+        shape = graphs.Shape(1024, 1, 17, 128, 1, 1, 2, 4)
+        weights, feeds = graphs.rounded(graphs.make_weights(shape), "bf16"), graphs.make_feeds(shape)
+        small, experts, caches = 1024 * (17 + 2 * 128), 2 * 2 * 1024 * 128, 2 * 4 * 128 * 4
+        with levels("avx512"):
+            for packing, width in [("plain", 2), ("compact", 1.5)]:
+                with mock.patch.dict("os.environ", MOA_CPU_PACKING=packing):
+                    found = cpu_operator.bytes_of_call(shape, weights, feeds)
+                self.assertEqual(found, 2 * small + width * experts + caches, packing)
+
+    def test_runs_that_count_other_bytes_are_told(self):
+        run = lambda **shapes: {"results": {shape: {"weight_bytes": count} for shape, count in shapes.items()}}
+        self.assertIsNone(goals.counted_apart([run(a=1, b=2), run(b=2), run(a=1)]))
+        self.assertEqual(goals.counted_apart([run(a=1, b=2), run(a=1, b=3)]), "b")
 
 
 if __name__ == "__main__":
