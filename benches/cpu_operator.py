@@ -167,13 +167,18 @@ def interleave(runs, rounds, seconds, threads, clock=time.perf_counter):
     return found
 
 
+def quartiles(values):
+    """The first and the third, within the range of the values, however few these are."""
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return [first, third]
+
+
 def summary(bursts):
     medians = [statistics.median(times) for times in bursts]
-    quartiles = statistics.quantiles(medians, n=4) if len(medians) > 1 else medians * 3
     return {
         "min_ms": 1e3 * min(min(times) for times in bursts),
         "median_ms": 1e3 * statistics.median(medians),
-        "quartiles_ms": [1e3 * quartiles[0], 1e3 * quartiles[2]],
+        "quartiles_ms": [1e3 * quartile for quartile in quartiles(medians)],
         "burst_medians_ms": [1e3 * median for median in medians],
     }
 

@@ -24,7 +24,7 @@ import typing
 import numpy as np
 
 import cpu_operator_graphs as graphs
-from cpu_operator import SHAPES, OrtRun, build_of, interleave, machine, summary, write_json
+from cpu_operator import SHAPES, OrtRun, build_of, interleave, machine, quartiles, summary, write_json
 from cpu_operator_graphs import Shape
 
 
@@ -80,8 +80,7 @@ def compare(first, other):
     result = {}
     for name, statistic in (("median", statistics.median), ("5th percentile", fifth_percentile)):
         ratios = [statistic(a) / statistic(b) for a, b in zip(first, other)]
-        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        result[name] = {"ratio": statistics.median(ratios), "quartiles": [quartiles[0], quartiles[2]]}
+        result[name] = {"ratio": statistics.median(ratios), "quartiles": quartiles(ratios)}
     result["min"] = {"ratio": min(map(min, first)) / min(map(min, other))}
     return result
 

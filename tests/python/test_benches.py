@@ -44,6 +44,12 @@ class Builds(unittest.TestCase):
         self.assertEqual(found, [True, True, False])
 
 
+class Statistics(unittest.TestCase):
+    def test_quartiles_lie_between_the_values(self):
+        for values, found in [([5], [5, 5]), ([1, 9], [3, 7]), ([4, 1, 5, 3, 2], [2, 4])]:
+            self.assertEqual(cpu_operator.quartiles(values), found)
+
+
 def levels(*known):
     """A processor that has these levels of instructions."""
     return mock.patch.object(packed_weights, "has", side_effect=lambda level, flags: level in known)
