@@ -1,4 +1,5 @@
-//! The word of tests that find out that they cannot run.
+//! The words of tests that find out that they cannot run, or not all of what they hold. Said past the test runner, which
+//! takes such a test for passed and its output for uninteresting.
 
 use std::cell::RefCell;
 use std::io::{self, Write as _};
@@ -8,15 +9,21 @@ thread_local! {
     static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Says what is missing, once a test, past the test runner, which takes the test for passed and its output for
-/// uninteresting.
+/// Says once what is missing for a test that holds nothing here. Runs count such a test as skipped.
 pub(crate) fn skip(missing: &str) {
-    let is_new = SAID.with_borrow_mut(|said| {
-        let is_new = said.iter().all(|before| before != missing);
-        said.extend(is_new.then(|| missing.to_owned()));
-        is_new
+    say(format!("skipped: {missing}"));
+}
+
+/// Says once what is missing for a part of a test whose others run.
+pub(crate) fn leave_out(missing: &str) {
+    say(format!("left out: {missing}"));
+}
+
+fn say(line: String) {
+    SAID.with_borrow_mut(|said| {
+        if !said.contains(&line) {
+            let _ = writeln!(io::stdout(), "{line}");
+            said.push(line);
+        }
     });
-    if is_new {
-        let _ = writeln!(io::stdout(), "skipped: {missing}");
-    }
 }

@@ -237,14 +237,14 @@ mod tests {
     use crate::grid::Tile;
     use crate::packed::{Packed, Panels};
     use crate::row_stride::row_stride;
-    use crate::skip::skip;
+    use crate::skip::leave_out;
     use crate::weight_data::WeightData;
 
     /// In plain arithmetic, and by the instruction where the processor has it.
     fn both_ways() -> Vec<Isa> {
         let rounding = Isa::at_most(Instructions::Avx512).rounding();
         if !rounding.rounds() {
-            skip("no AVX512_BF16, or none that is faster than AVX-512");
+            leave_out("no AVX512_BF16, or none that is faster than AVX-512");
         }
         [Isa::at_most(Instructions::Portable)].into_iter().chain(rounding.rounds().then_some(rounding)).collect()
     }

@@ -8,7 +8,7 @@ use crate::geometry::Geometry;
 use crate::grid::Tile;
 use crate::packed::Packed;
 use crate::rows::RowProduct;
-use crate::skip::skip;
+use crate::skip::leave_out;
 use crate::weight_data::{Int4, WeightData};
 
 /// In plain arithmetic, and with the instructions of each level that the processor has.
@@ -21,7 +21,7 @@ fn every_way() -> Vec<Isa> {
     for level in levels.iter().copied() {
         let isa = Isa::at_most(level).quantizing();
         if isa.0 != level || !isa.form().is_quantized() {
-            skip(&format!("no rounded rows at the level {level:?}"));
+            leave_out(&format!("no rounded rows at the level {level:?}"));
             continue;
         }
         ways.push(isa);
