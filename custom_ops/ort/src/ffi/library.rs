@@ -1,6 +1,6 @@
 //! The entry point of the library and the callbacks of its operators.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{null, null_mut};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -8,22 +8,21 @@ use half::f16;
 use moa_kernels::Prepared;
 use moa_schema::{Attributes, FloatType, IntegerType, NodeTypes, OPERATORS, OPSET_VERSION, Operator, Parameter};
 use ort_sys::{
-    ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain,
-    OrtCustomOpInputOutputCharacteristic, OrtKernelContext, OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtStatusPtr,
+    ONNXTensorElementDataType, OrtApiBase, OrtCustomOp, OrtCustomOpDomain, OrtCustomOpInputOutputCharacteristic,
+    OrtKernelContext, OrtMemType, OrtSessionOptions, OrtStatusPtr,
 };
 
-use super::api::{API_VERSION, Api, KernelInfo, Support, ort};
+use super::api::{API_VERSION, Api, KernelInfo, Support, ort, ort_plain};
 use super::call::Call;
 use super::kind::element_code;
+use super::node_kernel::{Node, NodeKernel, serve};
 use super::shape::Shape;
-use crate::failure::{Failure, catch, catch_at_node};
+use crate::failure::{Failure, catch};
 use crate::prepare::{Choices, prepare};
 use crate::{attributes, compute};
 
 /// The answer about a parameter that there is not.
 const UNKNOWN: ONNXTensorElementDataType = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-
-const PROVIDER: &CStr = c"CPUExecutionProvider";
 
 /// Entry that marks session options which have the domain: a runtime refuses a domain that is added twice.
 const REGISTERED: &CStr = c"ai.moa.operator_library";
@@ -41,18 +40,42 @@ pub(super) struct Entry {
 
 /// The kernel of one node.
 struct Kernel {
-    api: Api,
-    operator: &'static Operator,
-    types: NodeTypes,
-    node: String,
     attributes: Attributes,
     prepared: Prepared,
     /// Shapes of the constant inputs by position.
     constants: Vec<Option<Shape>>,
 }
 
+impl NodeKernel for Kernel {
+    type Entry = Entry;
+
+    const PROVIDER: &'static CStr = c"CPUExecutionProvider";
+
+    /// Packs constant weights too.
+    fn make(node: &Node, _: &Entry, info: &KernelInfo) -> Result<Self, Failure> {
+        let Node { operator, types, .. } = *node;
+        let (attributes, accuracy) = attributes::read(operator, info)?;
+        let prepared = prepare(Choices::of_environment()?, &attributes, &|index| {
+            info.constant(index, &operator.inputs[index], types)
+        });
+        let prepared = prepared.with_accuracy(accuracy);
+        let shapes = operator.inputs.iter().enumerate();
+        let constants = shapes.map(|(index, input)| info.constant_shape(index, input, types)).collect();
+        Ok(Self { attributes, prepared, constants })
+    }
+
+    unsafe fn run(&self, node: &Node, context: *mut OrtKernelContext) -> Result<(), Failure> {
+        // SAFETY: the caller's promise about the context is passed on; the constants of a node are the same in every call.
+        let call = unsafe { Call::new(node.api, context, node.operator, node.types, &self.constants) }?;
+        match node.types.activations {
+            FloatType::F16 => compute::run::<f16>(&self.attributes, &self.prepared, call),
+            _ => compute::run::<f32>(&self.attributes, &self.prepared, call),
+        }
+    }
+}
+
 static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
-    let types = |operator: Operator| operator.types().map(move |types| Entry::new(operator, types));
+    let types = |operator: Operator| operator.types().map(move |types| Entry::new::<Kernel>(operator, types));
     OPERATORS.into_iter().flat_map(types).collect()
 });
 
@@ -66,18 +89,17 @@ struct Domain(*mut OrtCustomOpDomain);
 unsafe impl Send for Domain {}
 
 impl Entry {
-    pub(super) fn new(operator: Operator, types: NodeTypes) -> Self {
+    /// Of an operator whose nodes have kernels of this kind.
+    pub(super) fn new<K: NodeKernel>(operator: Operator, types: NodeTypes) -> Self {
         // SAFETY: a version number and optional function pointers: all zeros is a value of each field.
         let absent: OrtCustomOp = unsafe { std::mem::zeroed() };
-        let callbacks = OrtCustomOp {
+        let mut callbacks = OrtCustomOp {
             version: API_VERSION,
             GetName: Some(name),
-            GetExecutionProviderType: Some(provider),
             GetInputType: Some(input_type),
             GetInputTypeCount: Some(input_count),
             GetOutputType: Some(output_type),
             GetOutputTypeCount: Some(output_count),
-            KernelDestroy: Some(destroy),
             GetInputCharacteristic: Some(input_characteristic),
             GetOutputCharacteristic: Some(output_characteristic),
             GetInputMemoryType: Some(input_memory),
@@ -85,12 +107,11 @@ impl Entry {
             GetVariadicInputHomogeneity: Some(no_variadic),
             GetVariadicOutputMinArity: Some(no_variadic),
             GetVariadicOutputHomogeneity: Some(no_variadic),
-            CreateKernelV2: Some(create),
-            KernelComputeV2: Some(run),
             GetStartVersion: Some(start_version),
             GetEndVersion: Some(end_version),
             ..absent
         };
+        serve::<K>(&mut callbacks);
         Self { callbacks, operator, types, name: CString::new(operator.name).unwrap_or_default() }
     }
 
@@ -160,10 +181,12 @@ fn domain(api: Api, int4: bool) -> Result<Domain, Failure> {
     // The pointer is made from the whole entry, so that callbacks may read past its first field.
     let known = |entry: &&Entry| int4 || entry.types != NodeTypes::integers(IntegerType::Int4);
     let own = ENTRIES.iter().filter(known).map(|entry| (&raw const *entry).cast());
-    for entry in own.chain(gpu_entries()) {
-        // SAFETY: `raw` is the domain made above; the entry lives in a static.
-        unsafe { ort!(api, CustomOpDomain_Add(raw, entry)) }.check()?;
-    }
+    // SAFETY: `raw` is the domain made above; the entry lives in a static.
+    let add = |entry| unsafe { ort!(api, CustomOpDomain_Add(raw, entry)) }.check();
+    own.chain(gpu_entries()).try_for_each(add).inspect_err(|_| {
+        // SAFETY: no session has seen the domain.
+        unsafe { ort_plain!(api, ReleaseCustomOpDomain(raw)) };
+    })?;
     domains.push((api, Domain(raw)));
     Ok(Domain(raw))
 }
@@ -183,7 +206,7 @@ fn gpu_entries() -> impl Iterator<Item = *const OrtCustomOp> {
 /// # Safety
 ///
 /// `op` must be a pointer that [`domain`] registered.
-unsafe fn entry(op: *const OrtCustomOp) -> &'static Entry {
+pub(super) unsafe fn entry(op: *const OrtCustomOp) -> &'static Entry {
     // SAFETY: registered pointers point to whole entries in a static.
     unsafe { &*op.cast::<Entry>() }
 }
@@ -196,10 +219,6 @@ pub(super) fn or_else<T>(fallback: T, body: impl FnOnce() -> T) -> T {
 unsafe extern "system" fn name(op: *const OrtCustomOp) -> *const c_char {
     // SAFETY: the runtime passes what was registered.
     or_else(null(), || unsafe { entry(op) }.name.as_ptr())
-}
-
-unsafe extern "system" fn provider(_: *const OrtCustomOp) -> *const c_char {
-    PROVIDER.as_ptr()
 }
 
 unsafe extern "system" fn input_count(op: *const OrtCustomOp) -> usize {
@@ -262,64 +281,15 @@ unsafe extern "system" fn end_version(_: *const OrtCustomOp) -> c_int {
     OPSET_VERSION as c_int
 }
 
-/// Reads the attributes of a node, packs its constant weights and makes its kernel.
-unsafe extern "system" fn create(
-    op: *const OrtCustomOp,
-    api: *const OrtApi,
-    info: *const OrtKernelInfo,
-    kernel: *mut *mut c_void,
-) -> OrtStatusPtr {
-    // SAFETY: the runtime passes its table, in the version that the operator declares.
-    let Some(api) = (unsafe { Api::from_table(api) }) else { return OrtStatusPtr(null_mut()) };
-    // SAFETY: the runtime passes what was registered and the info of the kernel being created.
-    let (entry, info) = unsafe { (entry(op), KernelInfo::new(api, info)) };
-    let (operator, types) = (&entry.operator, entry.types);
-    let node = or_else(String::new(), || info.node_name());
-    let result = catch_at_node(operator.name, &node, || {
-        let (attributes, accuracy) = attributes::read(operator, &info)?;
-        let prepared = prepare(Choices::of_environment()?, &attributes, &|index| {
-            info.constant(index, &operator.inputs[index], types)
-        });
-        let prepared = prepared.with_accuracy(accuracy);
-        let shapes = operator.inputs.iter().enumerate();
-        let constants = shapes.map(|(index, input)| info.constant_shape(index, input, types)).collect();
-        Ok(Box::new(Kernel { api, operator, types, node: node.clone(), attributes, prepared, constants }))
-    });
-    api.status(result.map(|made| {
-        // SAFETY: the runtime passes a place for the kernel; `destroy` takes it back.
-        unsafe { *kernel = Box::into_raw(made).cast() };
-    }))
-}
-
-/// Computes a node.
-unsafe extern "system" fn run(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
-    // SAFETY: the runtime passes what `create` made; kernels are only read, so threads may share one.
-    let kernel = unsafe { &*kernel.cast::<Kernel>() };
-    let Kernel { api, operator, types, node, constants, .. } = kernel;
-    api.status(catch_at_node(operator.name, node, || {
-        // SAFETY: the runtime passes the context of this call, and only this line makes a `Call` from it; the constants
-        // of a node are the same in every call.
-        let call = unsafe { Call::new(*api, context, operator, *types, constants) }?;
-        match types.activations {
-            FloatType::F16 => compute::run::<f16>(&kernel.attributes, &kernel.prepared, call),
-            _ => compute::run::<f32>(&kernel.attributes, &kernel.prepared, call),
-        }
-    }))
-}
-
-unsafe extern "system" fn destroy(kernel: *mut c_void) {
-    if !kernel.is_null() {
-        // SAFETY: the runtime passes what `create` made, once.
-        or_else((), || drop(unsafe { Box::from_raw(kernel.cast::<Kernel>()) }));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::super::api::Status;
+    use ort_sys::OrtApi;
+
     use super::super::api::tests::{fake, kept};
+    use super::super::node_kernel::{Held, create, run};
     use super::*;
 
     static DOMAINS_MADE: AtomicUsize = AtomicUsize::new(0);
@@ -383,6 +353,21 @@ mod tests {
         assert_eq!(DOMAINS_MADE.load(Ordering::SeqCst), 1);
     }
 
+    static RELEASED: AtomicUsize = AtomicUsize::new(0);
+
+    unsafe extern "system" fn release(domain: *mut OrtCustomOpDomain) {
+        RELEASED.store(domain.addr(), Ordering::SeqCst);
+    }
+
+    #[test]
+    fn a_domain_that_lacks_an_operator_is_given_back() {
+        let stub = ort_sys::stub::api();
+        let api = fake(OrtApi { CreateCustomOpDomain: make_another, ReleaseCustomOpDomain: release, ..stub });
+        assert!(domain(api, true).is_err_and(|failure| failure.text == "Unimplemented"));
+        assert_ne!(RELEASED.load(Ordering::SeqCst), 0);
+        assert!(DOMAINS.lock().unwrap().iter().all(|(owner, _)| *owner != api));
+    }
+
     static OF_OLD_RUNTIME: Mutex<Vec<NodeTypes>> = Mutex::new(Vec::new());
 
     unsafe extern "system" fn note_types(_: *mut OrtCustomOpDomain, op: *const OrtCustomOp) -> OrtStatusPtr {
@@ -443,7 +428,7 @@ mod tests {
         let mut kernel = null_mut();
         let op = std::ptr::from_ref(feed_forward()).cast();
         // SAFETY: a registered operator; the fake runtime does not look at the info.
-        let status = unsafe { Status::new(api, create(op, api.table().as_ptr(), null(), &mut kernel)) };
+        let status = unsafe { Status::new(api, create::<Kernel>(op, api.table().as_ptr(), null(), &mut kernel)) };
         let text = "MoEFeedForward node ``: attribute `top_k` of type INT is missing";
         assert_eq!(status.check(), Err(Failure::runtime(text)));
         assert!(kernel.is_null());
@@ -459,11 +444,12 @@ mod tests {
             gated: true,
         };
         let attributes = Attributes::FeedForward(attributes);
-        let (Entry { operator, types, .. }, prepared) = (feed_forward(), Prepared::default());
-        let (node, constants) = (String::from("n"), Vec::new());
-        let mut kernel = Kernel { api, operator, types: *types, node, attributes, prepared, constants };
+        let Entry { operator, types, .. } = feed_forward();
+        let node = Node { api, operator, types: *types, name: "n".into() };
+        let kernel = Kernel { attributes, prepared: Prepared::default(), constants: Vec::new() };
+        let mut held = Held { node, kernel };
         // SAFETY: a kernel as `create` makes it; the fake runtime refuses to look at the context.
-        let status = unsafe { Status::new(api, run((&raw mut kernel).cast(), null_mut())) };
+        let status = unsafe { Status::new(api, run::<Kernel>((&raw mut held).cast(), null_mut())) };
         assert_eq!(status.check(), Err(Failure::runtime("MoEFeedForward node `n`: Unimplemented")));
     }
 }

@@ -1,8 +1,8 @@
 //! The door to ONNX Runtime: the only module with `unsafe` code.
 //!
 //! Inside, `api` wraps the function table, `call` the tensors of one call, `shape` their dimensions, `pool` the
-//! threads, and `library` holds the callbacks; `cuda` and `device_call` are their counterparts for a GPU. What leaves
-//! the module is safe to use.
+//! threads, `library` holds the callbacks of operators and `node_kernel` those of nodes; `cuda` and `device_call` are
+//! counterparts for a GPU. What leaves the module is safe to use.
 #![allow(unsafe_code)]
 
 mod api;
@@ -15,6 +15,7 @@ mod device_call;
 mod fake_tensor;
 mod kind;
 mod library;
+mod node_kernel;
 mod pool;
 mod shape;
 

@@ -1,7 +1,8 @@
 //! Calls on a fake runtime and a fake driver: what reaches the stream, and where the workspace comes from.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
@@ -9,14 +10,14 @@ use moa_cuda::{Parameters, entry_points};
 use moa_cuda_driver::KernelSet;
 use moa_cuda_fake::{Fake, archive};
 use moa_schema::{AttentionMode, Attributes, FEED_FORWARD, GateMode, SELF_ATTENTION, SelfAttentionAttributes};
-use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtMemoryInfo, OrtValue};
+use ort_sys::{ONNXTensorElementDataType, OrtAllocator, OrtApi, OrtMemoryInfo, OrtValue};
 
-use super::super::api::Status;
 use super::super::api::tests::fake;
+use super::super::api::{Api, Status};
 use super::super::fake_tensor::{Tensor, answers, table};
 use super::super::kind::element_code;
+use super::super::node_kernel::{Held, create, run};
 use super::*;
-use crate::failure::Failure;
 
 const F16: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 as i32;
 const F32: i32 = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT as i32;
@@ -171,20 +172,22 @@ fn kernel_set(fake: &Fake) -> Arc<KernelSet> {
     Arc::new(KernelSet::on_device(Arc::clone(&fake.driver), archive.into(), 0, None).unwrap())
 }
 
-fn kernel(fake: &Fake) -> CudaKernel {
+fn kernel(fake: &Fake) -> Held<GpuKernel> {
     kernel_of(kernel_set(fake))
 }
 
-fn kernel_of(kernels: Arc<KernelSet>) -> CudaKernel {
+fn kernel_of(kernels: Arc<KernelSet>) -> Held<GpuKernel> {
     let element = Element::F16;
-    let gpu = GpuKernel::with_kernels(&Attributes::SelfAttention(ATTRIBUTES), element, kernels);
-    CudaKernel { api: api(), operator: &SELF_ATTENTION, types: types_of(element), node: "n".into(), gpu }
+    let kernel = GpuKernel::with_kernels(&Attributes::SelfAttention(ATTRIBUTES), element, kernels);
+    let node = Node { api: api(), operator: &SELF_ATTENTION, types: types_of(element), name: "n".into() };
+    Held { node, kernel }
 }
 
-fn compute(kernel: &CudaKernel, call: &Context) -> Result<(), Failure> {
+fn compute(kernel: &Held<GpuKernel>, call: &Context) -> Result<(), Failure> {
     let raw = std::ptr::from_ref(kernel).cast_mut().cast();
     // SAFETY: a kernel as `create` makes it, and a context that the fake runtime knows.
-    let status = unsafe { Status::new(kernel.api, run(raw, std::ptr::from_ref(call).cast_mut().cast())) };
+    let status =
+        unsafe { Status::new(kernel.node.api, run::<GpuKernel>(raw, std::ptr::from_ref(call).cast_mut().cast())) };
     status.check()
 }
 
@@ -328,7 +331,7 @@ fn shapes_are_planned_once() {
     let fake = Fake::load();
     let kernel = kernel(&fake);
     let run = |tokens| compute(&kernel, &call(tokens, 7)).unwrap();
-    let kept = || -> Vec<usize> { kernel.gpu.kept_plans().into_iter().map(|shape| shape.unwrap()[1]).collect() };
+    let kept = || -> Vec<usize> { kernel.kernel.kept_plans().into_iter().map(|shape| shape.unwrap()[1]).collect() };
     [3, 5, 3].into_iter().for_each(run);
     assert_eq!(kept(), [5, 3]);
     for tokens in 10..60 {
@@ -381,8 +384,11 @@ fn entries_name_their_provider_and_types() {
     for entry in ENTRIES.iter() {
         let op = std::ptr::from_ref(entry).cast();
         // SAFETY: registered entries.
-        let (name, inputs) =
-            unsafe { (CStr::from_ptr(provider(op)), entry.entry.callbacks.GetInputTypeCount.unwrap()(op)) };
+        let (name, inputs) = unsafe {
+            let callbacks = &entry.entry.callbacks;
+            let name = CStr::from_ptr(callbacks.GetExecutionProviderType.unwrap()(op));
+            (name, callbacks.GetInputTypeCount.unwrap()(op))
+        };
         assert_eq!(name, c"CUDAExecutionProvider");
         assert_eq!(inputs, entry.entry.operator.inputs.len());
         let (get_type, wanted) = (entry.entry.callbacks.GetInputType.unwrap(), types_of(entry.element));
@@ -401,7 +407,8 @@ fn a_node_that_cannot_be_made_gets_a_status() {
     let mut kernel = null_mut();
     // SAFETY: a registered operator; the fake runtime does not look at the info.
     let status = unsafe {
-        let raw = create(std::ptr::from_ref(entry).cast(), api.table().as_ptr(), std::ptr::null(), &mut kernel);
+        let raw =
+            create::<GpuKernel>(std::ptr::from_ref(entry).cast(), api.table().as_ptr(), std::ptr::null(), &mut kernel);
         Status::new(api, raw)
     };
     let text = "MoEFeedForward node ``: attribute `top_k` of type INT is missing";
