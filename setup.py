@@ -1,6 +1,7 @@
 """Builds the program and the operator library with cargo, where pip builds a package of this folder."""
 
 import re
+import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -8,7 +9,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools_rust import Binding, RustBin, RustExtension, build_rust
 
 ROOT = Path(__file__).parent
-LIBRARY = "libmoa_ort.so"
+LIBRARY = {"darwin": "libmoa_ort.dylib", "win32": "moa_ort.dll"}.get(sys.platform, "libmoa_ort.so")
 
 
 class BuildRust(build_rust):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from onnxruntime import SessionOptions
 
 __all__ = ["library", "session_options"]
+
+_LIBRARY = {"darwin": "libmoa_ort.dylib", "win32": "moa_ort.dll"}.get(sys.platform, "libmoa_ort.so")
 
 
 def __getattr__(name: str) -> str:
@@ -28,7 +31,7 @@ def library() -> str:
 
     Raises FileNotFoundError where it is not beside this file.
     """
-    path = Path(__file__).with_name("libmoa_ort.so")
+    path = Path(__file__).with_name(_LIBRARY)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; install the package again: pip install .")
     return str(path)

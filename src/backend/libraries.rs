@@ -127,7 +127,7 @@ pub fn find_onnxruntime() -> Result<PathBuf, BackendError> {
     found = found.or_else(|| match package_folder("onnxruntime") {
         Some(folder) => search.runtime_in(&folder.join("capi")),
         None => {
-            search.looked_in.push("the package onnxruntime of python3".to_owned());
+            search.looked_in.push(format!("the package onnxruntime of {PYTHON}"));
             None
         }
     });
@@ -342,9 +342,12 @@ fn environment_folders(root: &Path, package: &str) -> Vec<PathBuf> {
     places.map(|folder| folder.join(package)).filter(|folder| folder.is_dir()).collect()
 }
 
+/// The active Python; on Windows `python3` is a program that offers to install one.
+const PYTHON: &str = if cfg!(windows) { "python" } else { "python3" };
+
 /// Folder of a package of the active Python.
 fn package_folder(package: &str) -> Option<PathBuf> {
-    let output = Command::new("python3")
+    let output = Command::new(PYTHON)
         .args(["-c", ASK_PYTHON, package])
         .env("PYTHONSAFEPATH", "1")
         .stdin(Stdio::null())
