@@ -222,16 +222,10 @@ impl Stage for Hidden<'_> {
             *start = hidden_states.start(routing.pair(out.first_row() + row) / routing.top_k);
         }
         let mut product = RowProduct {
-            left: hidden_states.rows(&starts[..count]),
-            weights: self.inputs.weights,
             matrix: self.experts[index / self.grid.across()],
-            block: 0,
             first_column: out.first_column(),
-            columns,
-            rows: &IN_ORDER,
-            factors: None,
-            next: None,
             epoch: Some(self.epoch),
+            ..RowProduct::new(hidden_states.rows(&starts[..count]), self.inputs.weights, &IN_ORDER, columns)
         };
         product.compute(isa, &mut out);
         for row in 0..count {

@@ -207,16 +207,13 @@ impl Experts<'_> {
             None => return,
         }
         RowProduct {
-            left: Left::new(attended, &starts[..count], head),
-            weights: self.inputs.output_weights,
             matrix: expert,
-            block: 0,
-            first_column: 0,
-            columns: products.columns(),
-            rows: &IN_ORDER[..count],
-            factors: None,
-            next: None,
-            epoch: None,
+            ..RowProduct::new(
+                Left::new(attended, &starts[..count], head),
+                self.inputs.output_weights,
+                &IN_ORDER[..count],
+                products.columns(),
+            )
         }
         .compute(isa, &mut products);
     }

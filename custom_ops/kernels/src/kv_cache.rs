@@ -294,16 +294,9 @@ impl<'a, T: Scalar> Append<'a, T> {
         let group = pair % sizes.kv_heads;
         match self.inputs.kv_weight {
             Some(weights) => RowProduct {
-                left: hidden_states.rows(&starts[..new.len()]),
-                weights,
-                matrix: 0,
                 block: self.inputs.first_block + group,
-                first_column: 0,
-                columns: sizes.head,
-                rows: &rows[..new.len()],
-                factors: None,
-                next: None,
                 epoch: Some(self.epoch),
+                ..RowProduct::new(hidden_states.rows(&starts[..new.len()]), weights, &rows[..new.len()], sizes.head)
             }
             .compute(isa, wide),
             None => new.iter().for_each(|new| {

@@ -133,16 +133,9 @@ impl Stage for Head<'_> {
             *start = self.hidden_states.start(out.first_row() + row);
         }
         RowProduct {
-            left: self.hidden_states.rows(&starts[..count]),
-            weights: self.weights,
-            matrix: 0,
-            block: 0,
             first_column: out.first_column(),
-            columns: out.columns(),
-            rows: &IN_ORDER,
-            factors: None,
-            next: None,
             epoch: Some(self.epoch),
+            ..RowProduct::new(self.hidden_states.rows(&starts[..count]), self.weights, &IN_ORDER, out.columns())
         }
         .compute(self.isa, &mut out);
     }

@@ -224,16 +224,15 @@ impl ManyTokens<'_> {
         }
         let rows = tokens.map(|token| token.saturating_sub(first));
         RowProduct {
-            left: Left::new(attended, &starts[..count], kv_heads * head),
-            weights: output_weights,
             matrix: expert,
-            block: 0,
-            first_column: 0,
-            columns: out.columns(),
-            rows: &rows[..count],
             factors: Some(&factors[..count]),
             next: then.and_then(|then| next(count, inputs.weights, then, 0)),
-            epoch: None,
+            ..RowProduct::new(
+                Left::new(attended, &starts[..count], kv_heads * head),
+                output_weights,
+                &rows[..count],
+                out.columns(),
+            )
         }
         .compute(isa, out);
     }

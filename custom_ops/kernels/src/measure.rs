@@ -92,19 +92,8 @@ fn multiply(isa: Isa, [m, k, n]: [usize; 3], rows: &[f32], weights: &Packed, out
         for row in 0..count {
             (starts[row], places[row]) = ((first + row) * k, first + row);
         }
-        RowProduct {
-            left: Left::new(rows, &starts[..count], k),
-            weights,
-            matrix: 0,
-            block: 0,
-            first_column: 0,
-            columns: n,
-            rows: &places[..count],
-            factors: None,
-            next: None,
-            epoch: None,
-        }
-        .compute(isa, &mut Tile::dense(out, n));
+        RowProduct::new(Left::new(rows, &starts[..count], k), weights, &places[..count], n)
+            .compute(isa, &mut Tile::dense(out, n));
     }
 }
 
@@ -187,16 +176,9 @@ fn stream(isa: Isa, count: usize, weights: &Packed) {
     for matrix in 0..matrices {
         for first_column in (0..columns).step_by(step) {
             RowProduct {
-                left: Left::new(&values, &starts, inner),
-                weights,
                 matrix,
-                block: 0,
                 first_column,
-                columns: step,
-                rows: &places,
-                factors: None,
-                next: None,
-                epoch: None,
+                ..RowProduct::new(Left::new(&values, &starts, inner), weights, &places, step)
             }
             .compute(isa, &mut Tile::dense(&mut out, columns));
         }

@@ -204,16 +204,17 @@ impl Stage for OutputProjection<'_> {
                     factors[place] = routing.topk_weights[pair];
                 }
                 RowProduct {
-                    left: Left { rounded, ..Left::new(self.inputs.expert_rows, &starts[..count], inner) },
-                    weights,
                     matrix: expert,
-                    block: 0,
                     first_column,
-                    columns,
-                    rows: &rows[..count],
                     factors: Some(&factors[..count]),
                     next: next.map(|matrix| Next { weights, matrix, block: 0, first_column }),
                     epoch: Some(self.epoch),
+                    ..RowProduct::new(
+                        Left { rounded, ..Left::new(self.inputs.expert_rows, &starts[..count], inner) },
+                        weights,
+                        &rows[..count],
+                        columns,
+                    )
                 }
                 .compute(isa, &mut out);
             }

@@ -55,16 +55,11 @@ impl QueryInputs<'_> {
         };
         starts.iter_mut().zip(tokens).for_each(|(start, token)| *start = hidden_states.start(*token));
         RowProduct {
-            left: hidden_states.rows(starts),
-            weights: self.weights,
             matrix: expert,
             block: group,
-            first_column: 0,
-            columns: out.columns(),
-            rows: &IN_ORDER[..count],
-            factors: None,
             next,
             epoch,
+            ..RowProduct::new(hidden_states.rows(starts), self.weights, &IN_ORDER[..count], out.columns())
         }
         .compute(isa, out);
         for (row, token) in tokens.iter().enumerate() {

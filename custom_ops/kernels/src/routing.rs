@@ -151,19 +151,8 @@ impl<'a> Router<'a> {
     fn logits(&self, first: usize, logits: &mut [f32]) {
         let RouterInputs { read, experts, .. } = self.inputs;
         let starts: [usize; TOKENS_PER_TASK] = std::array::from_fn(|row| read.start(first + row));
-        RowProduct {
-            left: read.rows(&starts[..logits.len() / experts]),
-            weights: self.inputs.router_weight,
-            matrix: 0,
-            block: 0,
-            first_column: 0,
-            columns: experts,
-            rows: &IN_ORDER,
-            factors: None,
-            next: None,
-            epoch: None,
-        }
-        .compute(self.isa.without_tiles().keeping_rows(), &mut Tile::dense(logits, experts));
+        RowProduct::new(read.rows(&starts[..logits.len() / experts]), self.inputs.router_weight, &IN_ORDER, experts)
+            .compute(self.isa.without_tiles().keeping_rows(), &mut Tile::dense(logits, experts));
     }
 
     /// The experts `[k]` of a token, once all tasks have ended; `None` before, and where the token is not routed.

@@ -161,7 +161,13 @@ pub(crate) struct RowProduct<'a> {
     pub(crate) epoch: Option<Epoch>,
 }
 
-impl RowProduct<'_> {
+impl<'a> RowProduct<'a> {
+    /// A product with the first columns of the first block of the first matrix.
+    pub(crate) fn new(left: Left<'a>, weights: &'a Packed, rows: &'a [usize], columns: usize) -> Self {
+        let (matrix, block, first_column) = (0, 0, 0);
+        Self { left, weights, matrix, block, first_column, columns, rows, factors: None, next: None, epoch: None }
+    }
+
     /// Computes the product into the columns `0 .. columns` of `out`.
     pub(crate) fn compute(&self, isa: Isa, out: &mut Tile<'_, f32>) {
         let on_tiles = match self.weights.panels() {

@@ -104,16 +104,14 @@ impl Case {
         let places: Vec<usize> = (0..rows.len()).collect();
         let mut out = vec![1.0; rows.len() * self.columns];
         RowProduct {
-            left: Left::new(&self.left, &starts, self.inner),
-            weights: &Packed::new(self.geometry(), right).unwrap(),
-            matrix: 0,
-            block: 0,
-            first_column: 0,
-            columns: self.columns,
-            rows: &places,
             factors,
-            next: None,
             epoch,
+            ..RowProduct::new(
+                Left::new(&self.left, &starts, self.inner),
+                &Packed::new(self.geometry(), right).unwrap(),
+                &places,
+                self.columns,
+            )
         }
         .compute(isa, &mut Tile::dense(&mut out, self.columns));
         out

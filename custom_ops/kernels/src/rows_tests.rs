@@ -23,16 +23,8 @@ fn far_weights_are_read_alike_in_one_stream_and_in_several() {
         let compute = |isa: Isa, rows: usize, [first_column, columns]: [usize; 2]| {
             let mut out = vec![0.0; rows * columns];
             RowProduct {
-                left: Left::new(&row, &[0, inner][..rows], inner),
-                weights: &packed,
-                matrix: 0,
-                block: 0,
                 first_column,
-                columns,
-                rows: &[0, 1],
-                factors: None,
-                next: None,
-                epoch: None,
+                ..RowProduct::new(Left::new(&row, &[0, inner][..rows], inner), &packed, &[0, 1], columns)
             }
             .compute(isa, &mut Tile::dense(&mut out, columns));
             out
@@ -61,16 +53,14 @@ fn many_rows_times_halves_have_the_bits_of_wide_weights() {
         let compute = |isa: Isa, data: WeightData<'_>, count: usize| {
             let mut out = vec![1.0; count * (columns - 32)];
             RowProduct {
-                left: Left::new(&left, &starts[..count], inner),
-                weights: &Packed::new(Geometry { matrices: 1, blocks: 1, inner, columns }, data).unwrap(),
-                matrix: 0,
-                block: 0,
                 first_column: 32,
-                columns: columns - 32,
-                rows: &rows,
                 factors: Some(&factors),
-                next: None,
-                epoch: None,
+                ..RowProduct::new(
+                    Left::new(&left, &starts[..count], inner),
+                    &Packed::new(Geometry { matrices: 1, blocks: 1, inner, columns }, data).unwrap(),
+                    &rows,
+                    columns - 32,
+                )
             }
             .compute(isa, &mut Tile::dense(&mut out, columns - 32));
             out

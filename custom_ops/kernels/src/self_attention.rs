@@ -18,7 +18,7 @@ use crate::weight_data::WeightData;
 use crate::{KernelError, ThreadPool};
 
 /// Bytes of weights that one call reads and the caches do not keep.
-const FAR: usize = 1 << 25;
+const DRIVES_CACHES_OUT: usize = 1 << 25;
 
 /// Inputs of [`self_attention`], row-major.
 #[derive(Debug, Clone, Copy)]
@@ -119,7 +119,9 @@ impl<T: Scalar> Call<'_, T> {
         let matrices = usize::from(self.inputs.kv_weight.is_some()) + batch.saturating_mul(top_k).min(experts);
         let weights = [2, width, kv_heads, head].iter().fold(matrices, |all, size| all.saturating_mul(*size));
         let reads_past = T::direct(&[]).is_some() && layer.reads_past();
-        layer.query_weight.bytes_of(weights) > FAR && (reads_past || reads_stored) && self.inputs.capacity.is_none()
+        layer.query_weight.bytes_of(weights) > DRIVES_CACHES_OUT
+            && (reads_past || reads_stored)
+            && self.inputs.capacity.is_none()
     }
 
     fn past<'a>(&self, values: Option<&'a [T]>, kept: bool) -> Past<'a, T> {

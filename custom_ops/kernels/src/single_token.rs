@@ -202,16 +202,13 @@ impl SingleToken<'_> {
         let slots = out.first_row()..out.first_row() + out.rows();
         for (row, slot) in slots.enumerate() {
             RowProduct {
-                left: Left::new(attended, &[(slot - first) * head], head),
-                weights: self.inputs.output_weights,
                 matrix: experts[slot] as usize,
-                block: 0,
-                first_column: 0,
-                columns: out.columns(),
-                rows: &[row],
-                factors: None,
-                next: None,
-                epoch: None,
+                ..RowProduct::new(
+                    Left::new(attended, &[(slot - first) * head], head),
+                    self.inputs.output_weights,
+                    &[row],
+                    out.columns(),
+                )
             }
             .compute(isa, &mut out);
         }

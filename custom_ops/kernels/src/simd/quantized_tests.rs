@@ -139,7 +139,7 @@ fn product(isa: Isa, left: Left<'_>, weights: &Packed, columns: [usize; 2], fact
     let mut out = vec![2.0; left.starts.len() * columns];
     let rows: Vec<usize> = (0..left.starts.len()).collect();
     let (matrix, block, next, epoch) = (0, 0, None, None);
-    RowProduct { left, weights, matrix, block, first_column, columns, rows: &rows, factors, next, epoch }
+    RowProduct { matrix, block, first_column, factors, next, epoch, ..RowProduct::new(left, weights, &rows, columns) }
         .compute(isa, &mut Tile::dense(&mut out, columns));
     out
 }

@@ -90,16 +90,9 @@ fn block_seconds(isa: Isa, threads: usize, [inner, columns]: [usize; 2], end: En
             let Some(weights) = &weights else { return };
             for _ in 0..TIMES {
                 RowProduct {
-                    left: Left::new(&rows, &starts, inner),
-                    weights,
-                    matrix: 0,
-                    block: 0,
-                    first_column: 0,
-                    columns,
-                    rows: &IN_ORDER,
                     factors: (end == End::AddScaled).then_some(&[0.5; TILE_ROWS]),
-                    next: None,
                     epoch,
+                    ..RowProduct::new(Left::new(&rows, &starts, inner), weights, &IN_ORDER, columns)
                 }
                 .compute(isa, &mut Tile::dense(&mut out, columns));
             }
