@@ -1,8 +1,12 @@
 //! One line, one help line and an exit code: what the user sees of an error.
 
 mod from;
+#[cfg(feature = "ort")]
+mod from_generate;
 
 pub(super) use from::COMPARABLE;
+#[cfg(feature = "ort")]
+pub(super) use from::instead_of;
 
 use std::path::Path;
 

@@ -1,10 +1,11 @@
 //! `moa-export generate`.
 
-use std::{ops::ControlFlow, process::ExitCode, sync::Arc, time::Duration};
+use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use super::{
     Failure,
     args::BackendArgument,
+    failure::instead_of,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
     generate_input::{BEFORE_WORK, Input, Inputs, Interruption},
     generate_text, must_be_open, note, note_of_unknown, print_aside, print_part, progress,
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{
     backend::{OrtOperators, OrtOptions},
-    file_names::graphs_in,
+    file_names::{NoGraph, graphs_in},
     files::folder_of,
     generate::{
         Finish, GenerateError, Hypothesis, NodeTime, Profile, SearchOptions, Stop, Translator, TranslatorOptions,
@@ -31,8 +32,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         return Err(GenerateError::Missing { path: arguments.folder.clone() }.into());
     }
     if !arguments.folder.is_dir() {
-        let help = format!("give the folder that holds it: {}", folder_of(&arguments.folder).display());
-        return Err(Failure::usage(format!("{} is no folder", arguments.folder.display()), Some(&help)));
+        return Err(no_folder(&arguments.folder));
     }
     let backend = match arguments.backend {
         RuntimeArgument::Ort => BackendArgument::Ort,
@@ -43,6 +43,15 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
         return generate_text::run(arguments, &interruption);
     }
     translate_all(arguments, &interruption)
+}
+
+fn no_folder(file: &Path) -> Failure {
+    let folder = folder_of(file);
+    let help = match graphs_in(folder) {
+        Err(NoGraph::Any { .. }) if !holds_causal_lm(folder) => instead_of(folder),
+        _ => format!("give the folder that holds it: {}", folder.display()),
+    };
+    Failure::usage(format!("{} is no folder", file.display()), Some(&help))
 }
 
 fn translate_all(arguments: &GenerateArguments, interruption: &Interruption) -> Result<ExitCode, Failure> {
@@ -57,6 +66,7 @@ fn translate_all(arguments: &GenerateArguments, interruption: &Interruption) -> 
     }
     let search = search_options(&arguments.translation);
     let mut inputs = Inputs::open(arguments)?;
+    graphs_in(&arguments.folder)?;
     let loading = progress::loading();
     let mut translator = Translator::open(&arguments.folder, options(arguments, interruption, false))?;
     drop(loading);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use moa_graphs::WeightError;
 
 use super::AuditError;
-use crate::{backend::BackendError, export::ExportError, onnx::ReadError};
+use crate::{backend::BackendError, export::ExportError, file_names::NoGraph, onnx::ReadError};
 
 /// Why nothing could be compared.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +23,9 @@ pub enum VerifyError {
     /// A constant of a file cannot be compared.
     #[error(transparent)]
     Audit(#[from] AuditError),
+    /// The folder holds no graph at all.
+    #[error(transparent)]
+    NoGraph(#[from] NoGraph),
     /// The folder lacks a graph of the family.
     #[error("{} is missing", .path.display())]
     MissingGraph {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     checkpoint::Checkpoint,
     export::source_sha256,
-    file_names::{DECODER, ENCODER, MODEL, graph_file},
+    file_names::{DECODER, ENCODER, MODEL, NoGraph, graph_file, graphs_in},
     metadata,
     onnx::{OnnxFile, read_model},
     reference::Part,
@@ -30,6 +30,9 @@ impl Files {
             return Err(VerifyError::MissingGraph { path: path.into() });
         }
         let is_folder = path.is_dir();
+        if let (true, Err(error @ NoGraph::Any { .. })) = (is_folder, graphs_in(path)) {
+            return Err(error.into());
+        }
         if !is_folder && matches!(model, Model::EncoderDecoder(_)) {
             open_graph(path.into(), family)?;
             return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });

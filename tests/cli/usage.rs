@@ -314,5 +314,9 @@ fn options_that_would_be_ignored_are_refused() {
     ] {
         scene.refuses(&line, 2, &[part, "help: "]);
     }
-    scene.refuses("generate ck --input 5 --token-ids", 5, &["MOA-E0518", "ck holds no model.onnx"]);
+    for line in ["generate ck --input 5 --token-ids", "generate ck --input text"] {
+        scene.refuses(line, 5, &["MOA-E0518", "ck holds no model.onnx", "`moa-export ck -o OUT`"]);
+    }
+    let parts = ["MOA-E0201", "ck/model.safetensors is no folder", "`moa-export ck -o OUT`"];
+    scene.refuses("generate ck/model.safetensors --input text", 2, &parts);
 }

@@ -206,9 +206,10 @@ fn models_that_cannot_be_read() {
     scene.write("noise.onnx", [0xff; 300]);
     scene.write("empty.onnx", "");
     fs::create_dir(scene.path("empty")).unwrap();
-    let cases: [(&str, u8, &[&str]); 6] = [
+    let cases: [(&str, u8, &[&str]); 7] = [
         ("verify nowhere.onnx --checkpoint ck", 5, &["nowhere.onnx"]),
-        ("verify empty --checkpoint ck", 5, &["empty/model.onnx is missing"]),
+        ("verify empty --checkpoint ck", 5, &["MOA-E0518", "empty holds no model.onnx"]),
+        ("verify ck --checkpoint ck", 5, &["MOA-E0518", "ck holds no model.onnx", "`moa-export ck -o OUT`"]),
         ("verify m.onnx --checkpoint nowhere", 5, &["nowhere: "]),
         ("verify noise.onnx --checkpoint ck", 3, &["noise.onnx"]),
         ("verify empty.onnx --checkpoint ck", 3, &["empty.onnx"]),

@@ -20,17 +20,14 @@ use crate::{
     tensor_file::TensorFileError,
     text::TextError,
 };
-#[cfg(feature = "ort")]
-use crate::{
-    generate::GenerateError,
-    text::{CONFIG_FILE, TOKENIZER_FILE},
-};
 
 const CODES_HELP: &str = "give the codes that the training's texts were cut with, as `subword-nmt learn-bpe` writes \
                           them, with --bpe-codes FILE, or as bpe.codes beside the dictionary";
 
 const NUMPY_HELP: &str = "save its arrays by name as one safetensors file: from safetensors.numpy import save_file; \
                           save_file(dict(numpy.load(\"in.npz\")), \"in.safetensors\")";
+
+const WRITTEN: &str = "give what `moa-export CHECKPOINT -o OUT` wrote";
 
 const CHECKPOINT_HELP: &str = "give the file or folder that `moa-export CHECKPOINT -o OUT` wrote of this checkpoint";
 
@@ -261,56 +258,6 @@ impl From<VocabularyError> for Failure {
     }
 }
 
-#[cfg(feature = "ort")]
-impl From<GenerateError> for Failure {
-    fn from(error: GenerateError) -> Self {
-        let message = error.to_string();
-        match error {
-            GenerateError::Text(error) => {
-                let again = "copy the file again from where the model came from, or export again with --force";
-                let failure = Self::from(error);
-                Self { help: failure.help.or_else(|| Some(again.into())), ..failure }
-            }
-            GenerateError::TwoExports { .. } => {
-                Self::new(Code::OnnxMalformed, message, Some("export both again into one folder"))
-            }
-            GenerateError::Read(error) => error.into(),
-            GenerateError::Backend(error) => error.into(),
-            GenerateError::Missing { path } => {
-                let help = match path.file_name().and_then(|name| name.to_str()) {
-                    Some(CONFIG_FILE) => "export again with --dict FILE, or dict.txt beside it; baselines have none",
-                    Some(TOKENIZER_FILE) => "give token ids with --token-ids, or put the model's tokenizer.json there",
-                    _ => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a model that generates text",
-                };
-                Self::new(Code::MissingFile, message, Some(help))
-            }
-            GenerateError::Graph { .. } => {
-                let help = "generate runs the translation models and the causal language models that this version of \
-                            moa-export writes: both decode step by step with caches";
-                Self::new(Code::NoGenerator, message, Some(help))
-            }
-            GenerateError::Vocabulary { .. } => {
-                let help = "put the dictionary of this model there, or export again with --dict FILE";
-                Self::new(Code::OtherDictionary, message, Some(help))
-            }
-            GenerateError::Option(_) => Self::new(
-                Code::GenerationOption,
-                message,
-                Some("`moa-export generate --help` lists the options and their defaults"),
-            ),
-            GenerateError::TooLong { .. } => Self::too_long(message, "split the line, or add --skip-long"),
-            GenerateError::TokenId { .. } => {
-                Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
-            }
-            GenerateError::LongPrompt { .. } => Self::too_long(message, "shorten the prompt"),
-            GenerateError::NotFinite { .. } => {
-                Self::new(Code::NotFinite, message, Some("run `moa-export verify` on the folder"))
-            }
-            GenerateError::Interrupted => Self::new(Code::Interrupted, message, None),
-        }
-    }
-}
-
 impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
         let code = match error.kind() {
@@ -411,6 +358,7 @@ impl From<VerifyError> for Failure {
         match error {
             VerifyError::Export(error) => error.into(),
             VerifyError::Given(error) => error.into(),
+            VerifyError::NoGraph(error) => error.into(),
             VerifyError::Missing { source, .. } => Self { message, ..source.into() },
             VerifyError::Read(error) | VerifyError::Audit(AuditError::Read(error)) => error.into(),
             VerifyError::Weight(error) | VerifyError::Audit(AuditError::Weight(error)) => error.into(),
@@ -449,16 +397,21 @@ pub(in crate::cli) const COMPARABLE: &str = "compare results of the same command
 
 impl From<NoGraph> for Failure {
     fn from(error: NoGraph) -> Self {
-        let is_checkpoint = |folder: &Path| checkpoint::models().any(|name| folder.join(name).exists());
         let help = match &error {
-            NoGraph::Any { folder } if is_checkpoint(folder) => {
-                let folder = path_word(folder).unwrap_or_else(|| "CHECKPOINT".to_owned());
-                format!("it is a checkpoint; `moa-export {folder} -o OUT` makes a model of it")
-            }
-            _ => "give what `moa-export CHECKPOINT -o OUT` wrote".to_owned(),
+            NoGraph::Any { folder } => instead_of(folder),
+            _ => WRITTEN.to_owned(),
         };
         Self::new(Code::MissingGraph, error.to_string(), Some(&help))
     }
+}
+
+/// What to give in place of a folder without graphs.
+pub(in crate::cli) fn instead_of(folder: &Path) -> String {
+    if !checkpoint::models().any(|name| folder.join(name).exists()) {
+        return WRITTEN.to_owned();
+    }
+    let folder = path_word(folder).unwrap_or_else(|| "CHECKPOINT".to_owned());
+    format!("it is a checkpoint; `moa-export {folder} -o OUT` makes a model of it")
 }
 
 impl From<LatencyError> for Failure {

@@ -1,0 +1,56 @@
+//! Why there is no text, as a failure.
+
+use super::{Code, Failure};
+use crate::{
+    generate::GenerateError,
+    text::{CONFIG_FILE, TOKENIZER_FILE},
+};
+
+impl From<GenerateError> for Failure {
+    fn from(error: GenerateError) -> Self {
+        let message = error.to_string();
+        match error {
+            GenerateError::Text(error) => {
+                let again = "copy the file again from where the model came from, or export again with --force";
+                let failure = Self::from(error);
+                Self { help: failure.help.or_else(|| Some(again.into())), ..failure }
+            }
+            GenerateError::TwoExports { .. } => {
+                Self::new(Code::OnnxMalformed, message, Some("export both again into one folder"))
+            }
+            GenerateError::Read(error) => error.into(),
+            GenerateError::Backend(error) => error.into(),
+            GenerateError::Missing { path } => {
+                let help = match path.file_name().and_then(|name| name.to_str()) {
+                    Some(CONFIG_FILE) => "export again with --dict FILE, or dict.txt beside it; baselines have none",
+                    Some(TOKENIZER_FILE) => "give token ids with --token-ids, or put the model's tokenizer.json there",
+                    _ => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a model that generates text",
+                };
+                Self::new(Code::MissingFile, message, Some(help))
+            }
+            GenerateError::Graph { .. } => {
+                let help = "generate runs the translation models and the causal language models that this version of \
+                            moa-export writes: both decode step by step with caches";
+                Self::new(Code::NoGenerator, message, Some(help))
+            }
+            GenerateError::Vocabulary { .. } => {
+                let help = "put the dictionary of this model there, or export again with --dict FILE";
+                Self::new(Code::OtherDictionary, message, Some(help))
+            }
+            GenerateError::Option(_) => Self::new(
+                Code::GenerationOption,
+                message,
+                Some("`moa-export generate --help` lists the options and their defaults"),
+            ),
+            GenerateError::TooLong { .. } => Self::too_long(message, "split the line, or add --skip-long"),
+            GenerateError::TokenId { .. } => {
+                Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
+            }
+            GenerateError::LongPrompt { .. } => Self::too_long(message, "shorten the prompt"),
+            GenerateError::NotFinite { .. } => {
+                Self::new(Code::NotFinite, message, Some("run `moa-export verify` on the folder"))
+            }
+            GenerateError::Interrupted => Self::new(Code::Interrupted, message, None),
+        }
+    }
+}
