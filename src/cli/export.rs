@@ -179,16 +179,17 @@ fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says that the tokenizer, which was copied as it is, is none that `generate` reads, or not what its configuration
-/// says.
+/// Says that a language model has no tokenizer, that the one which was copied as it is is none that `generate` reads,
+/// or not what its configuration says.
 #[cfg(feature = "tokenizers")]
 fn note_of_tokenizer(report: &ExportReport) {
-    let folder = file_of(report, TOKENIZER_FILE).and_then(Path::parent);
-    match folder.map(HubTokenizer::read) {
-        Some(Ok(Some(tokenizer))) => note_of_contradiction(&tokenizer),
-        Some(Err(error)) => note(&format!("{error}; `generate` takes token ids with --token-ids alone")),
-        Some(Ok(None)) | None => {}
-    }
+    let Some(folder) = file_of(report, GENAI_CONFIG).map(folder_of) else { return };
+    let why = match HubTokenizer::read(folder) {
+        Ok(Some(tokenizer)) => return note_of_contradiction(&tokenizer),
+        Ok(None) => format!("no {TOKENIZER_FILE} lies beside the checkpoint"),
+        Err(error) => error.to_string(),
+    };
+    note(&format!("{why}; `generate` takes token ids with --token-ids alone"));
 }
 
 /// Says what is followed where the tokenizer's configuration says something else than the tokenizer does.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     common::data,
     model::Model,
-    scene::{Outcome, Scene},
+    scene::{NO_TOKENIZER, Outcome, Scene},
 };
 
 const TENSOR: &str = r#""x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
@@ -295,4 +295,9 @@ fn a_tokenizer_that_cannot_be_read_is_noted() {
     let [before, after] = ["note: out/tokenizer.json: ", "; `generate` takes token ids with --token-ids alone\n"];
     assert!(outcome.stderr.starts_with(before) && outcome.stderr.ends_with(after), "{}", outcome.stderr);
     assert_eq!(scene.read("out/tokenizer.json"), scene.read("ck/tokenizer.json"));
+    fs::remove_file(scene.path("ck/tokenizer.json")).unwrap();
+    for (line, told) in [("ck -o bare", NO_TOKENIZER), ("ck -o json --json", NO_TOKENIZER), ("ck -o bare.onnx", "")] {
+        let outcome = scene.moa(line);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), told), "{line}");
+    }
 }
