@@ -53,6 +53,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         None => print_result(&text(&report, arguments))?,
     }
     note_of_keys(checkpoint.config());
+    note_of_dictionary(&report);
     note_of_pieces(&report)?;
     #[cfg(feature = "tokenizers")]
     note_of_tokenizer(&report);
@@ -152,6 +153,15 @@ fn file_of<'a>(report: &'a ExportReport, name: &str) -> Option<&'a Path> {
     paths.find(|path| path.file_name() == Some(name.as_ref()))
 }
 
+/// Says that a translation model has no dictionary.
+fn note_of_dictionary(report: &ExportReport) {
+    if file_of(report, &graph_file(ENCODER)).is_some() && file_of(report, CONFIG_FILE).is_none() {
+        note(
+            "no dictionary was found, and `generate` needs one: export with --dict FILE, or --source-dict and --target-dict",
+        );
+    }
+}
+
 /// Says that text must be split before it is given, where a dictionary holds pieces and `generate` does not split.
 fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
     let Some(config) = file_of(report, CONFIG_FILE) else { return Ok(()) };
@@ -230,11 +240,6 @@ pub(super) fn wrote(report: &ExportReport) -> String {
 
 fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     let mut text = wrote(report);
-    if file_of(report, &graph_file(ENCODER)).is_some() && file_of(report, CONFIG_FILE).is_none() {
-        text.push_str(
-            "no dictionary was found, and `generate` needs one: export with --dict FILE, or --source-dict and --target-dict\n",
-        );
-    }
     if !arguments.verify {
         let ExportArguments { output, checkpoint, config, .. } = arguments;
         let config = config.as_deref().map(path_word).map(|path| path.map(|path| format!(" --config {path}")));

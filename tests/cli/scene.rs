@@ -21,9 +21,11 @@ pub(crate) enum Entry {
     File(Vec<u8>),
 }
 
-/// What an export says of a checkpoint without the files that text needs, as most fixtures are.
+/// What exports say of checkpoints without the files that text needs, as most fixtures are.
 pub(crate) const NO_TOKENIZER: &str =
     "note: no tokenizer.json lies beside the checkpoint; `generate` takes token ids with --token-ids alone\n";
+pub(crate) const NO_DICTIONARY: &str = "note: no dictionary was found, and `generate` needs one: export with --dict \
+                                        FILE, or --source-dict and --target-dict\n";
 
 /// A folder that is removed at the end of a test.
 pub(crate) struct Scene {
@@ -117,11 +119,11 @@ impl Scene {
         Outcome::of(self.command(line))
     }
 
-    /// Runs without an error or a note but [`NO_TOKENIZER`], and gives back what was printed.
+    /// Runs without an error or a note but [`NO_TOKENIZER`] and [`NO_DICTIONARY`], and gives back what was printed.
     #[track_caller]
     pub(crate) fn accepts(&self, line: &str) -> String {
         let Outcome { code, stdout, stderr } = self.moa(line);
-        let notes = stderr.replace(NO_TOKENIZER, "");
+        let notes = stderr.replace(NO_TOKENIZER, "").replace(NO_DICTIONARY, "");
         assert_eq!((code, notes.as_str()), (Some(0), ""), "moa-export {line}\n{stdout}");
         stdout
     }
