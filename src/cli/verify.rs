@@ -15,7 +15,7 @@ use super::{
     interrupt::Ending,
     must_be_open, note, open_checkpoint,
     output_file::{JSON, OutputFile, PAGE, commit_all, own_ending},
-    print_result,
+    print_aside, print_result,
     progress::VerifyProgress,
     run::{BackendOptions, backends, check_ort_options},
     table::table,
@@ -89,10 +89,8 @@ pub(super) fn verify(
     let unused = must_have_run(&result, &options.required);
     let verdict = Verdict::of(&result, unused.is_some());
     let found = || json(&result, verdict, receipt.as_ref());
-    let printed = print_result(&match (&arguments.json, &report_file) {
-        (Some(_), None) => with_export(exported, found()),
-        _ => text(arguments, &result, verdict),
-    });
+    let as_json = arguments.json.is_some() && report_file.is_none();
+    let printed = print(arguments, &result, verdict, as_json.then(|| with_export(exported, found())));
     let page = page.map(|page| page.fill(verify_report::page(arguments, &result, verdict, receipt.as_ref()).to_html()));
     let file = report_file.map(|file| file.fill(document(Kind::Verify, found())));
     let written = commit_all([page, file], ending);
@@ -102,6 +100,19 @@ pub(super) fn verify(
         Some(failure) => Err(failure),
         None => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Prints the document, where there is one, and the verdict beside it, or else both in words.
+fn print(
+    arguments: &VerifyArguments,
+    result: &Verification,
+    verdict: Verdict,
+    document: Option<String>,
+) -> Result<(), Failure> {
+    let Some(document) = document else { return print_result(&text(arguments, result, verdict)) };
+    print_result(&document)?;
+    print_aside(&format!("{}\n", verdict.text(result)));
+    Ok(())
 }
 
 /// What a verification comes to, wherever it is told.

@@ -17,7 +17,7 @@ use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 use serde_json::Value;
 
 use crate::{
-    scene::{Outcome, Scene},
+    scene::{Outcome, Scene, beside},
     support_onnx::{graph, model, node, value},
     support_signals::hearing_signals,
 };
@@ -80,7 +80,7 @@ impl Stage {
     #[track_caller]
     pub(crate) fn accepts(&self, words: &str, line: &str) -> String {
         let outcome = self.moa(words, line);
-        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
+        assert_eq!((outcome.code, beside(&outcome.stderr).as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
         outcome.stdout
     }
 

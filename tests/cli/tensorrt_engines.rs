@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{
     model::Model,
-    scene::{Outcome, Scene},
+    scene::{Outcome, Scene, beside},
 };
 
 const DIMS: &str = "--dim batch=1:2:4 --dim sequence=1:8:200";
@@ -36,7 +36,7 @@ impl Engines {
     #[track_caller]
     fn accepts(&self, words: &str, line: &str) -> String {
         let outcome = Outcome::of(self.command(words, line));
-        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
+        assert_eq!((outcome.code, beside(&outcome.stderr).as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
         outcome.stdout
     }
 

@@ -92,7 +92,10 @@ fn a_changed_weight_is_a_failure_of_verification() {
 #[test]
 fn json_says_whether_it_passed() {
     let scene = exported("");
-    let value = json(&scene.accepts("verify m.onnx --checkpoint ck --json -"));
+    let outcome = scene.moa("verify m.onnx --checkpoint ck --json -");
+    assert!(outcome.stderr.starts_with("verified on ") && outcome.stderr.ends_with('\n'), "{}", outcome.stderr);
+    assert_eq!((outcome.code, outcome.stderr.lines().count()), (Some(0), 1));
+    let value = json(&outcome.stdout);
     assert_eq!((&value["passed"], &value["family"]), (&true.into(), &"moa_layer".into()));
     assert_eq!(value["graph_changed"], false);
     assert_eq!(value["backends"].as_array().unwrap().len(), 4);
@@ -108,6 +111,7 @@ fn json_says_whether_it_passed() {
     let outcome = scene.moa("verify m.onnx --checkpoint ck --json -");
     let value = json(&outcome.stdout);
     assert_eq!((outcome.code, &value["passed"], &value["verdict"]), (Some(1), &false.into(), &"differs".into()));
+    assert_eq!(outcome.stderr, "NOT verified\n");
     scene.refuses("verify m.onnx --checkpoint ck --json /proc/report.json", 5, &["/proc/report.json"]);
 }
 
@@ -163,7 +167,9 @@ fn reports_replace_no_file() {
 fn exporting_with_verify_and_json_prints_one_text() {
     require_runtime();
     let scene = Scene::with(&Model::layer());
-    let value = json(&scene.accepts("ck -o m.onnx --verify --json"));
+    let outcome = scene.moa("ck -o m.onnx --verify --json");
+    assert!(outcome.stderr.starts_with("verified on "), "{}", outcome.stderr);
+    let value = json(&outcome.stdout);
     assert!(value.to_string().contains("\"passed\":true"), "{value}");
 }
 
