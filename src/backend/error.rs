@@ -222,7 +222,10 @@ impl BackendError {
             Self::RuntimeMissing { named_by: Some(NamedBy::Option), .. } => Some("correct or leave out --library"),
             Self::RuntimeMissing { library, named_by: Some(NamedBy::Variable), .. } => Some(library.help_if_misnamed()),
             Self::RuntimeMissing { library, .. } => Some(library.help_if_missing()),
-            Self::RuntimeUnusable { library, .. } => Some(library.help_if_unusable()),
+            Self::RuntimeUnusable { library, path, .. } => Some(library.help_in_place_of(path)),
+            Self::RuntimeTooOld { .. } | Self::RuntimeUnknown { .. } if self.is_asked_for() => {
+                Some(RuntimeLibrary::OnnxRuntime.help_if_misnamed())
+            }
             Self::RuntimeTooOld { .. } | Self::RuntimeUnknown { .. } => {
                 Some("python3 -m pip install --upgrade onnxruntime, or set ORT_DYLIB_PATH")
             }

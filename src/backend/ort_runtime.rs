@@ -13,6 +13,7 @@ use super::cut_off::cut_off;
 use super::guard::guarded;
 use super::libraries::find_onnxruntime;
 use super::ort_door::version_of;
+use super::runtime_library::said_of;
 use super::{BackendError, OrtOptions, RuntimeLibrary, names};
 
 /// ONNX Runtime, loaded.
@@ -91,6 +92,7 @@ fn load(path: &Path) -> Result<OrtRuntime, BackendError> {
             BackendError::RuntimeTooOld { found: version_str, needed: needed() }
         }
         ort::LoadDynamicError::MissingApi { path } => BackendError::RuntimeUnknown { path, needed: needed() },
+        ort::LoadDynamicError::Dlopen { error, .. } => unusable(said_of(path, &error)),
         error => unusable(error.to_string()),
     })?;
     Ok(OrtRuntime { path: path.to_owned(), version: version_of(path).unwrap_or_else(|| ort::info().to_owned()) })

@@ -1,8 +1,9 @@
 //! The libraries that backends load, and how a user names or gets each.
 
 use std::env;
+use std::error::Error;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf, absolute};
 
 /// What the environment variable `name` names; an empty value is none.
 pub(super) fn named(name: &str) -> Option<PathBuf> {
@@ -92,6 +93,27 @@ impl RuntimeLibrary {
             }
             Self::OnnxRuntime | Self::TensorRtPlugin => self.help_if_missing(),
         }
+    }
+
+    /// How to get one that can be loaded in place of the file `path`, which its variable may name.
+    pub(super) fn help_in_place_of(self, path: &Path) -> &'static str {
+        let named = self.named().and_then(|named| absolute(named).ok());
+        match self {
+            _ if named.is_none_or(|named| named != path) => self.help_if_unusable(),
+            Self::Operators(_) => {
+                "set MOA_ORT_LIBRARY to the libmoa_ort of this version of moa-export for this machine, or unset it"
+            }
+            Self::OnnxRuntime | Self::TensorRtPlugin => self.help_if_misnamed(),
+        }
+    }
+}
+
+/// What the loader said of the library at `path`, which a loading library keeps behind the name of its function.
+pub(super) fn said_of(path: &Path, error: &dyn Error) -> String {
+    let said = error.source().unwrap_or(error).to_string();
+    match said.strip_prefix(&format!("{}: ", path.display())) {
+        Some(why) => why.to_owned(),
+        None => said,
     }
 }
 

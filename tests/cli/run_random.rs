@@ -5,6 +5,7 @@ use prost::Message;
 
 use crate::{
     run::{exported, outputs},
+    scene::Outcome,
     support_onnx::node,
 };
 
@@ -57,4 +58,26 @@ fn values_that_are_not_finite_are_counted() {
     let header = printed.lines().next().unwrap();
     let count: usize = printed.split_whitespace().last().unwrap().parse().unwrap();
     assert!(header.ends_with("not finite") && count > 0 && count < 5 * 67, "{printed}");
+}
+
+/// What a variable names is told with the variable, what an option names without.
+#[test]
+fn libraries_that_cannot_be_used_are_told_with_their_variables() {
+    let scene = exported("");
+    scene.write("text.so", [b'#'; 300]);
+    let other = std::env::var("MOA_ORT_LIBRARY").unwrap();
+    for (variable, library, parts) in [
+        ("ORT_DYLIB_PATH", "text.so", ["text.so cannot be loaded: invalid ELF header", "help: correct or unset ORT"]),
+        ("ORT_DYLIB_PATH", &other, ["is no ONNX Runtime, or is too old: ", "help: correct or unset ORT_DYLIB_PATH"]),
+        ("MOA_ORT_LIBRARY", "text.so", ["text.so cannot be loaded: ", "help: set MOA_ORT_LIBRARY to the libmoa_ort "]),
+    ] {
+        let mut command = scene.command("run m.onnx --random");
+        command.env(variable, library);
+        Outcome::of(command).assert_refused(library, 6, &parts);
+    }
+    scene.refuses(
+        "run m.onnx --random --library text.so",
+        6,
+        &["text.so cannot be loaded: ", "help: give the libmoa_"],
+    );
 }

@@ -14,7 +14,7 @@ use super::{
     made, owned_text, shape_of, struct_size, text_of,
 };
 use crate::{
-    backend::cut_off::cut_off,
+    backend::{cut_off::cut_off, runtime_library::said_of},
     engine::{InputShapes, Profile},
 };
 
@@ -91,7 +91,7 @@ impl Library {
         }
         // SAFETY: the library's initialisers make empty containers and call nothing of TensorRT or CUDA.
         let library = unsafe { libloading::Library::new(path) };
-        let library = ManuallyDrop::new(library.map_err(|error| missing(error.to_string()))?);
+        let library = ManuallyDrop::new(library.map_err(|error| missing(said_of(path, &error)))?);
         // SAFETY: only a build of `libmoa_tensorrt` exports this name; others are refused.
         let version = unsafe { ffi::abi_version(&library) }
             .map_err(|_| missing("it is no libmoa_tensorrt with an engine interface".into()))?;
