@@ -67,6 +67,7 @@ pub(super) fn commit_all<const COUNT: usize>(
 pub(super) const PAGE: &[&str] = &["html", "htm"];
 pub(super) const JSON: &[&str] = &["json"];
 pub(super) const CSV: &[&str] = &["csv"];
+pub(super) const TENSORS: &[&str] = &["safetensors"];
 
 /// Refuses the name of a result that has an ending which is none of `own`.
 pub(super) fn own_ending(path: Option<&Path>, own: &[&str]) -> Result<(), Failure> {
@@ -75,12 +76,6 @@ pub(super) fn own_ending(path: Option<&Path>, own: &[&str]) -> Result<(), Failur
         Some(path) => Err(other_format(path, own.first().unwrap_or(&""))),
         None => Ok(()),
     }
-}
-
-/// Refuses the name of an output in the format `own` that has one of the `endings` of others.
-pub(super) fn no_other_ending(path: &Path, own: &str, endings: &[&str]) -> Result<(), Failure> {
-    let is_other = |ending: &OsStr| endings.iter().any(|other| ending.eq_ignore_ascii_case(other));
-    if path.extension().is_some_and(is_other) { Err(other_format(path, own)) } else { Ok(()) }
 }
 
 fn other_format(path: &Path, own: &str) -> Failure {

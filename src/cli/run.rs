@@ -15,7 +15,7 @@ use super::{
     document::{Kind, document},
     failure::is_engine_name,
     interrupt::Ending,
-    output_file::{OutputFile, commit_all, no_other_ending},
+    output_file::{OutputFile, TENSORS, commit_all, own_ending},
     print_result,
     run_args::RunArguments,
     table::table,
@@ -34,7 +34,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let written = [arguments.outputs.as_deref(), arguments.random.save_inputs.as_deref()];
     let ending = Ending::at_once(written.into_iter().flatten().chain([arguments.model.as_path()]))?;
     keep_apart(&written, arguments.inputs())?;
-    written.into_iter().flatten().try_for_each(check_ending)?;
+    written.into_iter().try_for_each(|path| own_ending(path, TENSORS))?;
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
     let inputs = runnable.inputs(arguments)?;
@@ -56,16 +56,6 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         false => summary(&outputs),
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Refuses to write safetensors under the name of another format.
-fn check_ending(path: &Path) -> Result<(), Failure> {
-    let format = path.extension();
-    if let Some(other) = ["npz", "npy"].into_iter().find(|other| format.is_some_and(|format| format == *other)) {
-        let message = format!("{}: tensors are written as safetensors, not as .{other}", path.display());
-        return Err(Failure::usage(message, Some("give NAME.safetensors")));
-    }
-    no_other_ending(path, "safetensors", &["onnx", "plan"])
 }
 
 /// Type, shape and range of a tensor.
