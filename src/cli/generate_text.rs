@@ -41,14 +41,20 @@ impl TextArguments {
 }
 
 impl TextArguments {
-    /// Refuses a seed where nothing asks for tokens that are drawn; a temperature of 0 that was given may have one, as
-    /// the end of a row of temperatures.
+    /// Refuses what is for tokens that are drawn, where none are.
     fn check(&self) -> Result<(), Failure> {
-        if self.seed.is_none() || self.temperature.is_some() || self.options().temperature > 0.0 {
+        if self.options().temperature != 0.0 {
             return Ok(());
         }
-        let message = "--seed is for tokens that are drawn, and the most probable one is taken here";
-        Err(Failure::usage(message, Some("add --temperature, --top-k or --top-p")))
+        let given =
+            [("--seed", self.seed.is_some()), ("--top-k", self.top_k.is_some()), ("--top-p", self.top_p.is_some())];
+        let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
+        let message = format!("{flag} is for tokens that are drawn, and the most probable one is taken here");
+        let help = match self.temperature {
+            Some(_) => format!("give another --temperature, or leave out {flag}"),
+            None => "add --temperature, --top-k or --top-p".to_owned(),
+        };
+        Err(Failure::usage(message, Some(&help)))
     }
 }
 

@@ -29,3 +29,19 @@ fn token_ids_need_no_tokenizer_that_can_be_read() {
     assert_eq!(scene.accepts(line), without);
     scene.refuses("generate out --input x --max-new 2", 3, &["out/tokenizer.json: "]);
 }
+
+#[test]
+fn what_draws_no_token_is_refused() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    let other = |flag: &str| format!("help: give another --temperature, or leave out {flag}");
+    for (options, flag, help) in [
+        ("--seed 1", "--seed", "help: add --temperature, --top-k or --top-p".to_owned()),
+        ("--seed 1 --temperature 0", "--seed", other("--seed")),
+        ("--top-k 3 --temperature 0", "--top-k", other("--top-k")),
+        ("--top-p 0.5 --temperature 0.0", "--top-p", other("--top-p")),
+    ] {
+        let told = format!("{flag} is for tokens that are drawn, and the most probable one is taken here");
+        scene.refuses(&format!("generate out --input 5 --token-ids {options}"), 2, &[&told, &help]);
+    }
+}
