@@ -60,7 +60,8 @@ pub enum WeightError {
     },
     /// A weight is NaN or infinite as f32.
     #[error(
-        "{origin}: tensor \"{tensor}\" holds {count} values that are NaN or infinite as f32, the first at index {first}"
+        "{origin}: tensor \"{tensor}\" holds {count} {} NaN or infinite as f32, the first at index {first}",
+        if *.count == 1 { "value that is" } else { "values that are" }
     )]
     NonFinite {
         /// File that holds the tensor.

@@ -10,7 +10,7 @@ use super::{
     generate_input::{BEFORE_WORK, Input, Inputs, Interruption},
     generate_text, must_be_open, note, note_of_unknown, print_aside, print_part, progress,
     run::check_ort_options,
-    table::table,
+    table::{counted, table},
 };
 use crate::{
     backend::{OrtOperators, OrtOptions},
@@ -235,11 +235,11 @@ fn json(number: usize, line: &str, hypotheses: &[Hypothesis]) -> String {
 fn report(timed: &Profile, recorded: &Profile) -> String {
     let rate = share(timed.sentences, timed.total);
     let mut text = format!(
-        "{} sentences in {:.3} s: {rate:.1} sentences/s; {} decoder steps, {} rows\n",
-        timed.sentences,
+        "{} in {:.3} s: {rate:.1} sentences/s; {}, {}\n",
+        counted(timed.sentences, "sentence"),
         timed.total.as_secs_f64(),
-        timed.steps,
-        timed.rows
+        counted(timed.steps, "decoder step"),
+        counted(timed.rows, "row")
     );
     let host = timed.total.saturating_sub(timed.encoder + timed.decoder + timed.reorder);
     let places = [

@@ -15,6 +15,7 @@ use super::{
     generate_args::{GenerateArguments, TextArguments},
     generate_input::{Input, Inputs, Interruption},
     note, print_part, progress,
+    table::counted,
 };
 use crate::{
     file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG},
@@ -171,12 +172,11 @@ impl Tally {
     }
 
     fn report(&self, context: Option<usize>) {
-        let prompts = |count: usize| if count == 1 { "1 prompt".to_owned() } else { format!("{count} prompts") };
         if self.blank > 0 {
-            note(&format!("{} without a token: nothing follows a blank line", prompts(self.blank)));
+            note(&format!("{} without a token: nothing follows a blank line", counted(self.blank, "prompt")));
         }
         if let (1.., Some(context)) = (self.cut, context) {
-            let (prompts, most) = (prompts(self.cut), self.most);
+            let (prompts, most) = (counted(self.cut, "prompt"), self.most);
             note(&format!("{prompts} ended at the last of the model's {context} positions, before {most} new tokens"));
         }
     }

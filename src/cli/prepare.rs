@@ -19,6 +19,7 @@ use super::{
     print_result,
     run::only_graph,
     shape_args::ShapeArguments,
+    table::counted,
 };
 use crate::{
     backend::find_tensorrt_plugin,
@@ -122,8 +123,8 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
             document(Kind::Prepare, value)
         }
         false => {
-            let mut text =
-                format!("wrote {}: {} nodes for the plugin, {}\n", onnx.display(), prepared.plugins, dtype.name());
+            let nodes = counted(prepared.plugins, "node");
+            let mut text = format!("wrote {}: {nodes} for the plugin, {}\n", onnx.display(), dtype.name());
             text.push_str(&match choose.is_empty() {
                 true => format!("next: {command}\n"),
                 false => format!(

@@ -19,7 +19,7 @@ use super::{
     profile_inputs::{Vocabulary, batches, folder},
     profile_report, progress,
     run::{BackendOptions, backend, check_ort_options},
-    table::table,
+    table::{counted, table},
     tensorrt_args::TensorRtArguments,
 };
 use crate::{
@@ -191,7 +191,7 @@ impl Profiled<'_> {
         let header =
             ["module", "tokens", "k/E", "max/mean", "CV", "entropy", "idle", "margin p10", "p50", "load %, sorted"];
         let rows: Vec<_> = labels(modules).iter().zip(modules).map(|(label, module)| row(label, module)).collect();
-        let runs = if self.runs == 1 { "1 run".to_owned() } else { format!("{} runs", self.runs) };
+        let runs = counted(self.runs, "run");
         let mut text = format!("{} on {}, {runs}\n\n", self.arguments.model.display(), self.backend);
         text.push_str(&table(&header, &rows));
         if let Some(apart) = apart_from_scores(modules) {

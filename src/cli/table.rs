@@ -1,4 +1,6 @@
-//! Plain text tables.
+//! Plain text tables, and numbers in them.
+
+use std::fmt::Display;
 
 /// Rows under a header, columns padded to their widest cell, two spaces between.
 pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
@@ -17,6 +19,16 @@ pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
         text.push_str(&line(&row.iter().map(String::as_str).collect::<Vec<_>>()));
     }
     text
+}
+
+/// How many of `what` there are.
+pub(super) fn counted<N: Copy + Display + PartialEq + From<u8>>(count: N, what: &str) -> String {
+    format!("{count} {}", noun(count, what))
+}
+
+/// `what` as it follows its number.
+pub(super) fn noun<N: PartialEq + From<u8>>(count: N, what: &str) -> String {
+    if count == N::from(1) { what.to_owned() } else { format!("{what}s") }
 }
 
 /// A number of bytes for people.
@@ -43,6 +55,11 @@ mod tests {
     fn columns_line_up() {
         let rows = [vec!["a".to_owned(), "1".to_owned()], vec!["long".to_owned(), "22".to_owned()]];
         assert_eq!(table(&["x", "y"], &rows), "x     y\na     1\nlong  22\n");
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "node")), ["0 nodes", "1 node", "2 nodes"]);
     }
 
     #[test]

@@ -142,7 +142,8 @@ impl Receipt {
             warnings.push(format!("other programs took {took:.2} of {cpus} processors while this ran"));
         }
         if threads.onnx_runtime > machine.usable_cpus {
-            warnings.push(format!("{} threads share {} processors", threads.onnx_runtime, machine.usable_cpus));
+            let processors = if machine.usable_cpus == 1 { "processor" } else { "processors" };
+            warnings.push(format!("{} threads share {} {processors}", threads.onnx_runtime, machine.usable_cpus));
         }
         if machine.governors.is_empty() {
             warnings.push("the frequency governor is unknown: clocks may have changed".to_owned());
@@ -163,7 +164,8 @@ impl Receipt {
             warnings.push(format!("other machines took {took:.2} of {cpus} processors while this ran"));
         }
         if let Some(count) = self.throttled.filter(|count| *count > 0) {
-            warnings.push(format!("the processor was throttled {count} times while this ran"));
+            let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
+            warnings.push(format!("the processor was throttled {times} while this ran"));
         }
         warnings
     }
@@ -250,6 +252,9 @@ mod tests {
         assert_eq!(during(2, 0), [""; 0]);
         assert_eq!(during(3, 0), ["other machines took 0.02 of 8 processors while this ran"]);
         assert_eq!(during(0, 3), ["the processor was throttled 3 times while this ran"]);
+        assert_eq!(during(0, 1), ["the processor was throttled once while this ran"]);
+        let one = Machine { usable_cpus: 1, ..quiet.clone() };
+        assert_eq!(receipt(one, 0.0, 2).weaknesses(), ["2 threads share 1 processor"]);
         for part in
             ["took 1.80 of 2 processors", "4 threads share 2", "powersave", "virtual machine", "1.50 processors"]
         {

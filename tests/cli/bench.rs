@@ -276,7 +276,9 @@ fn a_checkpoint_makes_it_a_verification() {
 fn what_cannot_be_compared_is_said() {
     let scene = exported("--form standard");
     let line = format!("bench m.onnx {QUICK} --no-operators");
-    let text = scene.accepts(&format!("{line} --backends ort"));
+    let text = scene.accepts(&format!("{line} --backends ort --threads 1 --report page.html"));
+    let page = String::from_utf8(scene.read("page.html")).unwrap();
+    assert!(text.contains(", 1 thread of ONNX Runtime, ") && page.contains(": 1 thread on "), "{text}");
     assert!(text.contains("m.onnx on ort: not checked, standard operators only"), "{text}");
     let text = scene.accepts(&format!("{line} --backends ort,tract"));
     assert!(text.contains("m.onnx on tract: agrees with ort-function"), "{text}");

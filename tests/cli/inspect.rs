@@ -43,6 +43,15 @@ fn the_configuration_of_an_export_is_taken_for_no_checkpoints() {
     }
 }
 
+/// Four bits are for experts, so that of the embeddings alone is one tensor of eight.
+#[test]
+fn one_tensor_is_told_as_one() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx --dtype int4");
+    let printed = scene.accepts("inspect m.onnx");
+    assert!(printed.contains(" values in 1 tensor of int8, "), "{printed}");
+}
+
 /// A value of metadata that others wrote is one line, whatever it holds.
 #[test]
 fn metadata_makes_no_lines() {

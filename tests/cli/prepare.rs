@@ -8,7 +8,10 @@ use moa_schema::{feed_forward as ffn, self_attention as own};
 use prost::Message;
 use serde_json::Value;
 
-use crate::scene::{Scene, require_runtime};
+use crate::{
+    model::Model,
+    scene::{Scene, require_runtime},
+};
 
 const FORMS: [&str; 3] = ["function", "fused", "standard"];
 
@@ -59,6 +62,14 @@ fn a_model_is_not_replaced_by_what_is_prepared_from_it() {
     for name in ["m.plan", "m"] {
         scene.refuses(&format!("prepare m.onnx -o {name}"), 2, &["does not end in .onnx", "NAME.trt.onnx"]);
     }
+}
+
+#[test]
+fn one_node_is_told_as_one() {
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o m.onnx");
+    let printed = scene.accepts("prepare m.onnx -o m.trt.onnx");
+    assert!(printed.starts_with("wrote m.trt.onnx: 1 node for the plugin, fp32\n"), "{printed}");
 }
 
 #[test]

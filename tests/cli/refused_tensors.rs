@@ -23,7 +23,7 @@ fn refused(edit: impl FnOnce(&mut Model), code: u8, parts: &[&str]) {
 #[test]
 fn values_that_are_no_numbers() {
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let parts = [&format!("\"{GATE}\""), "1 values that are NaN or infinite as f32", "index 17"];
+        let parts = [&format!("\"{GATE}\""), "1 value that is NaN or infinite as f32", "index 17"];
         refused(|model| model.tensor(GATE).set(17, value), 3, &parts);
     }
     let all = |model: &mut Model| (0..96).for_each(|index| model.tensor(GATE).set(index, f32::NAN));

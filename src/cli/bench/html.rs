@@ -9,7 +9,10 @@ use super::{
     words::clock,
 };
 use crate::{
-    cli::receipt::{fact, file_fact, utc},
+    cli::{
+        receipt::{fact, file_fact, utc},
+        table::counted,
+    },
     latency::{
         BATCH, BenchResult, ExpertLoad, NodeTime, OperatorTimes, PAST, Receipt, Regression, Row, SEQUENCE, SOURCE,
         Sizes, Verdict, layers, place, point_text,
@@ -29,8 +32,8 @@ pub(super) fn html(result: &BenchResult, changes: Result<Option<&Regression>, &s
     let models: BTreeSet<&str> = receipt.files.iter().map(|file| file.model.as_str()).collect();
     let cpu = receipt.machine.cpu.as_deref().unwrap_or("an unknown processor");
     let names = models.into_iter().collect::<Vec<_>>().join(", ");
-    let subtitle =
-        format!("{names}: {} threads on {cpu}, routing {}", receipt.threads.onnx_runtime, receipt.options.routing);
+    let threads = counted(receipt.threads.onnx_runtime, "thread");
+    let subtitle = format!("{names}: {threads} on {cpu}, routing {}", receipt.options.routing);
     let mut report = Report::new("Latency", subtitle);
     verdict(&mut report, result, changes.ok().flatten());
     let section = report.section("What was timed");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::words::clock;
 use crate::{
-    cli::table::{size, table},
+    cli::table::{counted, size, table},
     latency::{
         BATCH, BenchResult, Estimate, ExpertLoad, OperatorTimes, PAST, ParityRow, Receipt, Row, SEQUENCE, SOURCE,
         Sizes, Subject, Verdict, layers, place, point_text,
@@ -52,12 +52,12 @@ fn machine(receipt: &Receipt) -> String {
     let load =
         |moment: &crate::latency::Moment| moment.load.map_or_else(|| NONE.into(), |[one, ..]| format!("{one:.2}"));
     format!(
-        "{}, {} of {} processors (list {}), {} threads of ONNX Runtime, governor {governor}{mhz}, clocks locked: {locked}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
+        "{}, {} of {} processors (list {}), {} of ONNX Runtime, governor {governor}{mhz}, clocks locked: {locked}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
         or_unknown(&machine.cpu),
         machine.usable_cpus,
         machine.cpus,
         machine.affinity.as_deref().unwrap_or("unknown"),
-        receipt.threads.onnx_runtime,
+        counted(receipt.threads.onnx_runtime, "thread"),
         or_unknown(&machine.system),
         or_unknown(&machine.kernel),
         receipt.program,

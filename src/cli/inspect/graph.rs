@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use super::{InspectArguments, PART_HEADER, conventions, grouped, lengths_count, line, right};
+use super::{InspectArguments, PART_HEADER, conventions, grouped, lengths_count, line, right, stored};
 use crate::{
     checkpoint,
     cli::{
         Failure,
         document::{Kind, document},
         note, on_one_line,
-        table::table,
+        table::{counted, table},
     },
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
     onnx::{
@@ -89,11 +89,9 @@ fn file_text(file: &File) -> String {
             0 => String::new(),
             bytes => format!(", {} of them beside the model", grouped(bytes)),
         };
-        let (values, tensors, dtype) = (grouped(weights.values), weights.tensors, weights.dtype);
-        add(
-            "weights",
-            &format!("{values} values in {tensors} tensors of {dtype}, {} bytes{beside}", grouped(weights.bytes)),
-        );
+        let (values, tensors) = stored(weights.values, weights.tensors);
+        let bytes = grouped(weights.bytes);
+        add("weights", &format!("{values} in {tensors} of {}, {bytes} bytes{beside}", weights.dtype));
     }
     for (name, values) in [("input", &file.inputs), ("output", &file.outputs)] {
         folded(values).iter().for_each(|value| add(name, value));
@@ -104,7 +102,7 @@ fn file_text(file: &File) -> String {
     });
     add("operators", &operators.collect::<Vec<_>>().join(", "));
     for function in &file.functions {
-        add("function", &format!("{}.{}, {} nodes", function.domain, function.operator, function.nodes));
+        add("function", &format!("{}.{}, {}", function.domain, function.operator, counted(function.nodes, "node")));
     }
     for (key, value) in &file.metadata {
         add("metadata", &format!("{key} = {}", on_one_line(value)));

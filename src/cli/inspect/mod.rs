@@ -20,7 +20,7 @@ use super::{
     document::{Kind, document},
     interrupt::Ending,
     nearest, note_of_keys, open_checkpoint, print_result,
-    table::table,
+    table::{counted, noun, table},
 };
 use crate::{
     checkpoint::{self, read_config},
@@ -209,8 +209,8 @@ fn text(inspection: &Inspection) -> String {
         text.push_str(&line(name, &value));
     }
     for weights in &inspection.weights {
-        let value = format!("{} values in {} tensors of {}", grouped(weights.values), weights.tensors, weights.dtype);
-        text.push_str(&line("stored", &value));
+        let (values, tensors) = stored(weights.values, weights.tensors as u64);
+        text.push_str(&line("stored", &format!("{values} in {tensors} of {}", weights.dtype)));
     }
     if inspection.cache_bytes_per_token > 0 {
         let bytes = grouped(inspection.cache_bytes_per_token);
@@ -246,6 +246,11 @@ fn conventions(lengths: Lengths) -> String {
     format!(
         "multiply-accumulates for {sides}; paper: products with weights, biases of dense layers once; full: attention products too, no biases\n"
     )
+}
+
+/// Values and tensors, with what they are called.
+fn stored(values: u64, tensors: u64) -> (String, String) {
+    (format!("{} {}", grouped(values), noun(values, "value")), counted(tensors, "tensor"))
 }
 
 /// Digits in groups of three.
