@@ -172,7 +172,8 @@ fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
     let (path, name) = (Path::new(argument), argument.to_owned());
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => {
-            Err(Failure::usage(format!("{} is a folder", path.display()), Some("give a file of lines")))
+            let help = "give a file of lines; a text that is the name of a folder goes to stdin: `… --input -`";
+            Err(Failure::usage(format!("--input {argument}: it is a folder"), Some(help)))
         }
         Ok(_) => {
             let mut file = File::open(path).map_err(|error| Failure::io(&error, &name))?;

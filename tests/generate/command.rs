@@ -148,7 +148,9 @@ fn bad_input_is_refused_with_its_line() {
     assert_eq!(failure(&generate(&out, &["--input", "one", "--nbest", "9"])).0, 2);
     assert_eq!(failure(&generate(&out, &["--input", "one", "--threads", "0"])).0, 2);
     assert_eq!(failure(&generate(folder.path(), &["--input", "one"])).0, 5);
-    assert_eq!(failure(&generate(&out, &["--input", out.to_str().unwrap()])).0, 2);
+    let (code, message) = failure(&generate(&out, &["--input", out.to_str().unwrap()]));
+    assert!(code == 2 && message.contains("out: it is a folder"), "{message}");
+    assert!(message.contains("a text that is the name of a folder goes to stdin: `… --input -`"), "{message}");
     let (code, message) = failure(&generate(&out, &["--input", "one", "--library", "no-such-library.so"]));
     assert_eq!(code, 6, "{message}");
     let (code, message) = failure(&generate(&out.join("decoder_model.onnx"), &["--input", "one"]));
