@@ -250,7 +250,7 @@ fn report(timed: &Profile, recorded: &Profile) -> String {
     ];
     let places = places.map(|(name, time)| (name.to_owned(), time));
     text.push_str(&shares("all", timed.total, timed.steps, &places));
-    let ours = |node: &&NodeTime| node.operator.starts_with("MoA") || node.operator.starts_with("MoE");
+    let ours = |node: &&NodeTime| moa_schema::OPERATORS.iter().any(|ours| ours.name == node.operator);
     let nodes: Duration = recorded.nodes.iter().map(|node| node.time).sum();
     let operators: Duration = recorded.nodes.iter().filter(ours).map(|node| node.time).sum();
     let mut places = vec![

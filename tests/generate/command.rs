@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
-use moa_graphs::Form;
+use moa_graphs::{Form, Precision};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{data, exported, out, support_signals::hearing_signals};
+use crate::{data, exported, exported_as, out, support_signals::hearing_signals};
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_moa-export"))
@@ -115,15 +115,39 @@ fn lines_carry_their_numbers() {
     }
 }
 
+/// Names of the rows of a table with their microseconds a step.
+fn microseconds(table: &str) -> Vec<(String, f64)> {
+    let cells = |row: &str| row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect();
+    let rows = table.lines().map(cells).filter(|row: &Vec<String>| row.len() == 4);
+    rows.map(|row| (row[0].clone(), row[2].parse().unwrap())).collect()
+}
+
+/// A whole is the sum of its parts, each rounded to one digit behind the point; the head is an operator of ours.
 #[test]
 fn the_profile_accounts_for_the_whole_time() {
-    let folder = exported(Form::Function);
+    let folder = exported_as(Form::Function, Precision::Bf16);
     let output = generate(&out(&folder), &["--input", "nine hundred", "--profile"]);
     assert_eq!(text(&output), "neunhundert\n");
     let report = String::from_utf8(output.stderr).unwrap();
-    for line in ["MoA operators", "other nodes", "ONNX Runtime around the nodes", "host: search and text", "all "] {
-        assert!(report.contains(line), "{report}");
-    }
+    assert!(report.starts_with("1 sentence in "), "{report}");
+    let [_, timed, recorded] = report.split("where ").collect::<Vec<_>>()[..] else { panic!("{report}") };
+    let [timed, recorded] = [timed, recorded].map(|table| microseconds(table.split_once('\n').unwrap().1));
+    let assert_sum = |(name, whole): &(String, f64), parts: &[f64]| {
+        let (sum, rounding) = (parts.iter().sum::<f64>(), 0.05 * (parts.len() + 1) as f64 + 1e-9);
+        assert!((whole - sum).abs() <= rounding, "{name}: {whole} and {sum}\n{report}");
+    };
+    let times = |rows: &[(String, f64)]| rows.iter().map(|(_, time)| *time).collect::<Vec<_>>();
+    let names: Vec<_> = timed.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["all", "encoder", "decoder", "host: cache reordering", "host: search and text"]);
+    assert_sum(&timed[0], &times(&timed[1..]));
+    let (wholes, nodes) = recorded.split_at(4);
+    let is_ours = |name: &str| moa_schema::OPERATORS.iter().any(|ours| name.starts_with(&format!("{} x", ours.name)));
+    let (ours, others): (Vec<_>, Vec<_>) = nodes.iter().cloned().partition(|(name, _)| is_ours(name));
+    assert!(ours.iter().any(|(name, _)| name == "LMHead x1") && others.len() > 3, "{report}");
+    assert_eq!((wholes[1].0.as_str(), wholes[2].0.as_str()), ("MoA operators", "other nodes"));
+    assert_sum(&wholes[0], &times(&wholes[1..]));
+    assert_sum(&wholes[1], &times(&ours));
+    assert_sum(&wholes[2], &times(&others));
 }
 
 #[test]
