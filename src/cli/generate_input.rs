@@ -64,6 +64,7 @@ pub(super) fn failure_in(name: &str, error: GenerateError) -> Failure {
     let place = match error {
         GenerateError::TooLong { .. }
         | GenerateError::NotFinite { .. }
+        | GenerateError::NotFiniteBehind { .. }
         | GenerateError::TokenId { .. }
         | GenerateError::LongPrompt { .. } => format!("{name}, "),
         _ => String::new(),

@@ -65,14 +65,14 @@ pub enum GenerateError {
         limit: usize,
     },
     /// A prompt has a token that the model does not know.
-    #[error("prompt {prompt}: token {id} is none of the model's {vocabulary}")]
+    #[error("prompt {prompt}: token {id} {}", strange(*.vocabulary))]
     TokenId {
         /// Number of the prompt, from 1.
         prompt: usize,
         /// The token.
         id: i64,
-        /// Tokens of the model.
-        vocabulary: usize,
+        /// Tokens of the model, where its graph fixes their number.
+        vocabulary: Option<usize>,
     },
     /// A prompt leaves no position for a new token.
     #[error("prompt {prompt}: {tokens} tokens; the model has positions for {limit}, the new tokens included")]
@@ -84,13 +84,27 @@ pub enum GenerateError {
         /// Positions of the model.
         limit: usize,
     },
-    /// The model computed NaN or infinity.
+    /// The model computed NaN or infinity for a line.
     #[error("line {line}: the model computes NaN or infinite scores")]
     NotFinite {
         /// Number of the line, from 1.
         line: usize,
     },
+    /// The model computed NaN or infinity behind a prompt.
+    #[error("prompt {prompt}: the model computes NaN or infinite scores")]
+    NotFiniteBehind {
+        /// Number of the prompt, from 1.
+        prompt: usize,
+    },
     /// The user asked to stop.
     #[error("interrupted")]
     Interrupted,
+}
+
+/// Why a token is none of a model's.
+fn strange(vocabulary: Option<usize>) -> String {
+    match vocabulary {
+        Some(vocabulary) => format!("is none of the model's {vocabulary}"),
+        None => "is below 0, where ids begin".to_owned(),
+    }
 }

@@ -276,9 +276,9 @@ impl TextGenerator {
             }
         };
         let prompt = index + 1;
-        let vocabulary = self.vocabulary.unwrap_or(usize::MAX);
-        if let Some(id) = ids.iter().find(|id| !usize::try_from(**id).is_ok_and(|id| id < vocabulary)) {
-            return Err(GenerateError::TokenId { prompt, id: *id, vocabulary });
+        let is_known = |id: usize| self.vocabulary.is_none_or(|vocabulary| id < vocabulary);
+        if let Some(id) = ids.iter().find(|id| !usize::try_from(**id).is_ok_and(is_known)) {
+            return Err(GenerateError::TokenId { prompt, id: *id, vocabulary: self.vocabulary });
         }
         let limit = self.context.unwrap_or(usize::MAX);
         if ids.len() >= limit {
@@ -390,7 +390,7 @@ impl TextGenerator {
         let per_row = values.len() / rows.len();
         for (row, values) in rows.iter_mut().zip(values.chunks_exact(per_row.max(1))) {
             let last = &values[values.len().saturating_sub(width)..];
-            let not_finite = GenerateError::NotFinite { line: row.prompt + 1 };
+            let not_finite = GenerateError::NotFiniteBehind { prompt: row.prompt + 1 };
             let token = choose(last, options, &mut row.random).ok_or(not_finite)?;
             row.tokens.push(token);
             row.next = vec![token];

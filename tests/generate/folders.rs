@@ -6,8 +6,8 @@ use moa_export::{
     backend::{OrtOperators, OrtOptions},
     checkpoint::Checkpoint,
     export::{ExportError, ExportOptions, SideFileOptions, VocabularyError, export_with},
-    generate::{GenerateError, SearchOptions, Translator, TranslatorOptions},
-    onnx::proto::{ModelProto, NodeProto, StringStringEntryProto},
+    generate::{GenerateError, Prompt, SearchOptions, Translator, TranslatorOptions},
+    onnx::proto::{ModelProto, NodeProto, StringStringEntryProto, TensorProto, tensor_proto::DataType, type_proto},
     text::{GenerationConfig, Segmentation},
 };
 use moa_graphs::Form;
@@ -15,7 +15,7 @@ use prost::Message;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{Symbols, UNTIED, data, exported, options, out, translator, untied_dictionaries};
+use crate::{Symbols, UNTIED, data, exported, language_models, options, out, translator, untied_dictionaries};
 
 #[test]
 fn the_vocabulary_is_copied_and_described() {
@@ -165,6 +165,32 @@ fn edit(path: &Path, change: impl FnOnce(&mut ModelProto)) {
     let mut model = ModelProto::decode(fs::read(path).unwrap().as_slice()).unwrap();
     change(&mut model);
     fs::write(path, model.encode_to_vec()).unwrap();
+}
+
+/// Where the graph does not fix the number of tokens, and where its first weight is NaN.
+#[test]
+fn faults_behind_prompts_have_their_numbers() {
+    let folder = language_models::exported("jetmoe/bf16", Form::Standard, false);
+    edit(&out(&folder).join("model.onnx"), |model| {
+        let graph = model.graph.as_mut().unwrap();
+        let logits = graph.output.iter_mut().find(|output| output.name == "logits").unwrap();
+        let Some(type_proto::Value::TensorType(logits)) = logits.r#type.as_mut().unwrap().value.as_mut() else {
+            panic!()
+        };
+        logits.shape.as_mut().unwrap().dim.last_mut().unwrap().value = None;
+        let is_float =
+            |weight: &&mut TensorProto| weight.data_type == DataType::Float as i32 && weight.raw_data.is_some();
+        let weight = graph.initializer.iter_mut().find(is_float).unwrap();
+        weight.raw_data = Some(vec![0xff; weight.raw_data.as_ref().unwrap().len()].into());
+    });
+    let mut generator = language_models::generator(&folder, OrtOperators::Functions, 2);
+    for (token, message) in [
+        (-1, "prompt 2: token -1 is below 0, where ids begin"),
+        (7, "prompt 1: the model computes NaN or infinite scores"),
+    ] {
+        let prompts = [7, token].map(|id| Prompt::Tokens(vec![id]));
+        assert_eq!(generator.generate(&prompts, &language_models::GREEDY).unwrap_err().to_string(), message);
+    }
 }
 
 /// Nothing but the operator may see how many rows a cache has; where something does, the caches grow step by step.

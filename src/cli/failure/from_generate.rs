@@ -47,7 +47,7 @@ impl From<GenerateError> for Failure {
                 Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
             }
             GenerateError::LongPrompt { .. } => Self::too_long(message, "shorten the prompt"),
-            GenerateError::NotFinite { .. } => {
+            GenerateError::NotFinite { .. } | GenerateError::NotFiniteBehind { .. } => {
                 Self::new(Code::NotFinite, message, Some("run `moa-export verify` on the folder"))
             }
             GenerateError::Interrupted => Self::new(Code::Interrupted, message, None),
