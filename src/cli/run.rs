@@ -199,9 +199,10 @@ pub(super) fn only_graph(model: &Path) -> Result<PathBuf, Failure> {
         return Ok(model.to_owned());
     }
     let graphs = graphs_in(model)?;
-    if let [(_, first), .., (_, last)] = graphs.as_slice() {
-        let [first, last] = [first, last].map(|graph| name_of(graph));
-        let message = format!("{} holds {first} and {last}, and one graph is taken", model.display());
+    let names: Vec<_> = graphs.iter().map(|(_, graph)| name_of(graph)).collect();
+    if let [first, .., last] = names.as_slice() {
+        let held = names[..names.len() - 1].join(", ");
+        let message = format!("{} holds {held} and {last}, and one graph is taken", model.display());
         return Err(Failure::usage(message, Some(&format!("give {}", model.join(first).display()))));
     }
     Ok(graphs.into_iter().next().map_or_else(|| model.to_owned(), |(_, graph)| graph))

@@ -374,6 +374,9 @@ fn a_folder_with_one_graph_is_run() {
     let line = "run out --inputs inputs.safetensors --outputs o";
     let says = "out holds encoder_model.onnx and decoder_model.onnx, and one graph is taken";
     scene.refuses(line, 2, &[says, "give out/encoder_model.onnx"]);
+    fs::copy(scene.path("out/encoder_model.onnx"), scene.path("out/model.onnx")).unwrap();
+    let says = "out holds model.onnx, encoder_model.onnx and decoder_model.onnx, and one graph is taken";
+    scene.refuses("run out --random", 2, &[says, "give out/model.onnx"]);
 }
 
 #[test]
