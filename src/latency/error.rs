@@ -50,6 +50,28 @@ pub enum LatencyError {
         /// What is not known.
         what: &'static str,
     },
+    /// A graph fixes a size that no input is made of.
+    #[error("{}: input \"{input}\" is {dims}: {what}", .model.display())]
+    FixedSize {
+        /// The graph.
+        model: PathBuf,
+        /// Name of the input.
+        input: String,
+        /// Its dimensions.
+        dims: String,
+        /// What is wrong with them.
+        what: String,
+    },
+    /// Inputs would fill the memory.
+    #[error("input \"{input}\" of shape {shape:?}: {what}")]
+    TooLarge {
+        /// Name of the first that does not fit.
+        input: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What it does not fit.
+        what: String,
+    },
     /// A file of inputs lacks one of every graph.
     #[error("the file of inputs has no {}", .graphs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", no "))]
     MissingInput {

@@ -1,13 +1,13 @@
 //! Which shapes a graph can be timed at, and the inputs of such a shape.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, TryReserveError};
 
 use super::LatencyError;
 use crate::{
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
-        read::{Dim, ValueInfo, sum},
+        read::{Dim, ValueInfo, dims_text, is_past, sum},
     },
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
@@ -24,6 +24,12 @@ pub const PAST: &str = "past_sequence";
 
 /// Largest value of a float input, as of a normalised row.
 const FLOAT_RANGE: f32 = 1.7;
+
+/// Most values of an input at sizes that a graph fixes, each other size being 1.
+const MOST_FIXED: usize = 1 << 28;
+
+/// Most bytes of all inputs together.
+const MOST_BYTES: usize = 1 << 36;
 
 /// Sizes by the name of the axis.
 pub type Sizes = BTreeMap<String, usize>;
@@ -160,6 +166,26 @@ pub(super) fn check_length(file: &OnnxFile, point: &Sizes) -> Result<(), Latency
     }
 }
 
+/// Fails where a graph fixes sizes at which an input is empty or would fill the memory; a past may be empty.
+///
+/// # Errors
+///
+/// [`LatencyError::FixedSize`].
+pub(super) fn check_fixed(file: &OnnxFile) -> Result<(), LatencyError> {
+    for input in file.inputs() {
+        let Some(dims) = &input.dims else { continue };
+        let fixed = || dims.iter().filter_map(|dim| if let Dim::Fixed(size) = dim { Some(*size) } else { None });
+        let what = match fixed().fold(1, |count: usize, size| count.saturating_mul(size.max(1))) {
+            _ if fixed().any(|size| size == 0) && !is_past(&input.name) => "it holds no value".to_owned(),
+            count if count > MOST_FIXED => format!("more than {MOST_FIXED} values"),
+            _ => continue,
+        };
+        let (model, dims) = (file.path().to_path_buf(), dims_text(dims));
+        return Err(LatencyError::FixedSize { model, input: input.name, dims, what });
+    }
+    Ok(())
+}
+
 /// Random inputs of `file` at the first point of `grid`, as a benchmark makes them: ids over the whole of the table
 /// that they look up, masks of ones, positions that follow the past, floats uniform as after a normalisation.
 ///
@@ -167,6 +193,7 @@ pub(super) fn check_length(file: &OnnxFile, point: &Sizes) -> Result<(), Latency
 ///
 /// Where a size is missing or unused, a row is too long for the graph, and where nothing is known of an input.
 pub fn inputs_at(file: &OnnxFile, grid: &Grid, seed: u64) -> Result<NamedTensors, LatencyError> {
+    check_fixed(file)?;
     let axes = axes(file);
     let point = grid.points(&axes)?.into_iter().next().unwrap_or_default();
     if let Some(axis) = grid.unused_axis(&[axes]) {
@@ -185,12 +212,27 @@ pub fn inputs_at(file: &OnnxFile, grid: &Grid, seed: u64) -> Result<NamedTensors
 pub(super) fn random_inputs(file: &OnnxFile, point: &Sizes, random: &mut Random) -> Result<NamedTensors, LatencyError> {
     let rows = file.looked_up_rows();
     let mut inputs = NamedTensors::new();
+    let mut free = MOST_BYTES;
     for input in file.inputs() {
         let shape = shape(&input, point)?;
+        let too_large = |what| LatencyError::TooLarge { input: input.name.clone(), shape: shape.clone(), what };
+        let width = input.data_type.bits().unwrap_or(8).div_ceil(8);
+        let bytes = shape.iter().try_fold(width, |bytes, size| bytes.checked_mul(*size));
+        let rest = bytes.and_then(|bytes| free.checked_sub(bytes));
+        free = rest.ok_or_else(|| too_large(format!("the inputs take more than {MOST_BYTES} bytes")))?;
         let data = values(&input, &shape, point, rows.get(&input.name).copied(), random)?;
+        let data = data.map_err(|_| too_large("it takes more than memory has".to_owned()))?;
         inputs.insert(input.name, Tensor::new(shape, data)?);
     }
     Ok(inputs)
+}
+
+/// As many values, where memory has room for them.
+fn filled<T>(count: usize, value: impl FnMut(usize) -> T) -> Result<Vec<T>, TryReserveError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(count)?;
+    values.extend((0..count).map(value));
+    Ok(values)
 }
 
 fn shape(input: &ValueInfo, point: &Sizes) -> Result<Vec<usize>, LatencyError> {
@@ -211,32 +253,30 @@ fn values(
     point: &Sizes,
     rows: Option<i64>,
     random: &mut Random,
-) -> Result<TensorData, LatencyError> {
+) -> Result<Result<TensorData, TryReserveError>, LatencyError> {
     let count = shape.iter().product();
     let unknown = |what| LatencyError::UnknownInput { input: input.name.clone(), what };
-    let integers: Vec<i64> = match input.data_type {
-        DataType::Float => return Ok(TensorData::F32((0..count).map(|_| FLOAT_RANGE * random.unit()).collect())),
-        DataType::Float16 => {
-            let values = (0..count).map(|_| half::f16::from_f32(FLOAT_RANGE * random.unit()));
-            return Ok(TensorData::F16(values.collect()));
-        }
-        DataType::Int64 | DataType::Int32 if input.name.ends_with("mask") => vec![1; count],
+    let mut float = || FLOAT_RANGE * random.unit();
+    let integers = match input.data_type {
+        DataType::Float => return Ok(filled(count, |_| float()).map(TensorData::F32)),
+        DataType::Float16 => return Ok(filled(count, |_| half::f16::from_f32(float())).map(TensorData::F16)),
+        DataType::Int64 | DataType::Int32 if input.name.ends_with("mask") => filled(count, |_| 1),
         DataType::Int64 | DataType::Int32 if input.name == "position_ids" => {
             let past = point.get(PAST).copied().unwrap_or(0);
             let length = shape.last().copied().unwrap_or(1).max(1);
-            (0..count).map(|index| (past + index % length) as i64).collect()
+            filled(count, |index| (past + index % length) as i64)
         }
         DataType::Int64 | DataType::Int32 => {
             let rows = rows.and_then(|rows| usize::try_from(rows).ok()).filter(|rows| *rows > 0);
             let rows = rows.ok_or_else(|| unknown("which integers it takes is not known"))?;
-            (0..count).map(|_| random.below(rows) as i64).collect()
+            filled(count, |_| random.below(rows) as i64)
         }
         _ => return Err(unknown("values of its type cannot be made")),
     };
-    Ok(match input.data_type {
-        DataType::Int32 => TensorData::I32(integers.into_iter().map(|value| value as i32).collect()),
-        _ => TensorData::I64(integers),
-    })
+    Ok(integers.and_then(|integers| match input.data_type {
+        DataType::Int32 => filled(count, |place| integers[place] as i32).map(TensorData::I32),
+        _ => Ok(TensorData::I64(integers)),
+    }))
 }
 
 /// The point at which `inputs` lie, by the names of the graph's axes.

@@ -9,7 +9,7 @@ use super::{
     LatencyError,
     cut::{CutOperator, cut_operators},
     receipt::{ModelFile, hash_file},
-    shapes::{Grid, Sizes, axes, check_length},
+    shapes::{Grid, Sizes, axes, check_fixed, check_length},
     steering::Choice,
 };
 use crate::{
@@ -140,6 +140,7 @@ pub(super) fn jobs(models: &[Model], grid: &Grid, choice: &Choice) -> Result<Vec
     }
     let mut known = Vec::new();
     for job in &mut jobs {
+        job.members.iter().try_for_each(|member| check_fixed(&member.file))?;
         let axes: BTreeSet<String> = job.members.iter().flat_map(|member| axes(&member.file)).collect();
         job.points = grid.points(&axes)?;
         for point in &job.points {

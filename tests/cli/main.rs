@@ -28,6 +28,7 @@ mod prepare;
 mod profile;
 mod refused_configs;
 mod refused_files;
+mod refused_models;
 mod refused_tensors;
 mod run;
 mod run_random;

@@ -430,11 +430,12 @@ impl From<LatencyError> for Failure {
                 return Self::new(Code::BenchUsage, message, Some(&help));
             }
             LatencyError::UnusedAxis { .. } => (Code::BenchUsage, Some("leave out the option that gives it a size")),
+            LatencyError::FixedSize { .. } => (Code::OnnxMalformed, Some("declare another size, or a name for any")),
             LatencyError::UnknownInput { .. } => (Code::BenchUsage, Some("give all inputs with --inputs FILE")),
             LatencyError::MissingInput { .. } => {
                 (Code::Inputs, Some("inputs are one .safetensors file with a tensor per graph input"))
             }
-            LatencyError::TooLong { .. } => {
+            LatencyError::TooLong { .. } | LatencyError::TooLarge { .. } => {
                 (Code::BenchUsage, Some("give smaller sizes to --seq, --past and --source"))
             }
             LatencyError::NoOperators { .. } | LatencyError::Cut { .. } => (Code::BenchUnsupported, Some(form)),
