@@ -3,7 +3,10 @@
 use moa_export::onnx::proto::{ModelProto, ValueInfoProto, tensor_shape_proto::dimension, type_proto};
 use prost::Message;
 
-use crate::scene::{Scene, require_runtime};
+use crate::{
+    scene::{Scene, require_runtime},
+    support_onnx::int,
+};
 
 /// Writes a change of the model `from` in its place.
 fn change(scene: &Scene, from: &str, edit: impl FnOnce(&mut ModelProto)) {
@@ -12,9 +15,47 @@ fn change(scene: &Scene, from: &str, edit: impl FnOnce(&mut ModelProto)) {
     scene.write(from, model.encode_to_vec());
 }
 
+/// Gives the first operator of ours an attribute of type `INT`.
+fn set(model: &mut ModelProto, name: &str, value: i64) {
+    let nodes = &mut model.graph.as_mut().unwrap().node;
+    let attributes = &mut nodes.iter_mut().find(|node| node.domain == "ai.moa").unwrap().attribute;
+    attributes.retain(|attribute| attribute.name != name);
+    attributes.push(int(name, value));
+}
+
 fn fix(input: &mut ValueInfoProto, axis: usize, size: i64) {
     let Some(type_proto::Value::TensorType(tensor)) = &mut input.r#type.as_mut().unwrap().value else { panic!() };
     tensor.shape.as_mut().unwrap().dim[axis].value = Some(dimension::Value::DimValue(size));
+}
+
+#[test]
+fn operators_that_contradict_their_weights_are_refused_by_every_command() {
+    require_runtime();
+    for (name, value, says) in [
+        ("top_k", 9, "top_k is 9, but the router has 4 experts"),
+        ("kv_num_heads", 3, "query_weight has 32 columns, not a multiple of kv_num_heads = 3"),
+        ("kv_num_heads", 1 << 40, "not a multiple of kv_num_heads = 1099511627776"),
+        ("top_k", 4, "attribute `top_k` is 4, and the body of its function chooses 2"),
+        ("window", 3, "its operator has no attribute `window`"),
+    ] {
+        let scene = Scene::with_fixture("jetmoe/bf16");
+        scene.accepts("ck -o out");
+        scene.write("lines.ids", "4 5 6\n");
+        change(&scene, "out/model.onnx", |model| set(model, name, value));
+        for line in [
+            "run out/model.onnx --random --backend ort",
+            "run out/model.onnx --random --backend ort-function",
+            "run out/model.onnx --random --backend tract",
+            "bench out",
+            "inspect out",
+            "prepare out/model.onnx -o prepared.trt.onnx",
+            "profile out --inputs lines.ids",
+            "generate out --input 5 --token-ids",
+            "verify out --checkpoint ck",
+        ] {
+            scene.refuses(line, 3, &["error[MOA-E0303]", "model.onnx", says, "help: give a file that moa-export"]);
+        }
+    }
 }
 
 /// As sizes that are typed are, before there is memory for them.

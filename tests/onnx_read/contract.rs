@@ -1,10 +1,19 @@
 //! Nodes of our operators that are not as the contract says.
 
-use moa_export::onnx::proto::{AttributeProto, ModelProto, NodeProto, tensor_proto::DataType};
+use moa_export::onnx::proto::{
+    AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, attribute_proto::AttributeType,
+    tensor_proto::DataType,
+};
 use moa_export::onnx::read::ErrorKind::{self, Malformed, Unsupported};
 
-use crate::support_onnx::{feed_forward_model, function, graph, import, int, model, node, node_of, text, value};
+use crate::support_onnx::{
+    feed_forward_model, function, graph, import, int, model, node, node_of, text, value, weight,
+};
 use crate::{graph_of, read};
+
+fn attribute(name: &str, kind: AttributeType) -> AttributeProto {
+    AttributeProto { name: name.into(), r#type: kind as i32, ..AttributeProto::default() }
+}
 
 fn node_in(model: &mut ModelProto) -> &mut NodeProto {
     &mut graph_of(model).node[0]
@@ -34,7 +43,7 @@ fn a_node_as_the_contract_says_is_read() {
 #[test]
 fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
     type Edit = fn(&mut ModelProto);
-    let cases: [(ErrorKind, &str, Edit); 19] = [
+    let cases: [(ErrorKind, &str, Edit); 21] = [
         (Malformed, "`top_k` must be at least 1, found 0", |m| change(m, "top_k", Some(int("top_k", 0)))),
         (Malformed, "attribute `top_k` of type INT is missing", |m| change(m, "top_k", Some(int("tpo_k", 2)))),
         (Malformed, "attribute `top_k` of type INT is missing", |m| change(m, "top_k", Some(text("top_k", "2")))),
@@ -71,6 +80,12 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
         (Malformed, "`accuracy_level` must be of type INT", |m| {
             node_in(m).attribute.push(text("accuracy_level", "3"));
         }),
+        (Malformed, "its operator has no attribute `window`", |m| {
+            node_in(m).attribute.push(int("window", 3));
+        }),
+        (Malformed, "attribute `plugin_version` must be of type STRING", |m| {
+            node_in(m).attribute.push(int("plugin_version", 1));
+        }),
         (Unsupported, "version `2` of the operators ai.moa", |m| {
             node_in(m).attribute.push(text("plugin_version", "2"));
         }),
@@ -83,6 +98,78 @@ fn damaged_nodes_are_refused_before_a_runtime_sees_them() {
         let message = error.to_string();
         assert!(message.contains("node 0 `MoEFeedForward_y` (`M") && message.contains(text), "{text}: {message}");
         assert_eq!((error.kind(), error.help().is_some()), (kind, true), "{message}");
+    }
+}
+
+/// The model with zeros of these dimensions in place of inputs; a last one of 0 is none.
+fn with_weights(weights: &[(&str, [i64; 3])]) -> ModelProto {
+    let mut model = feed_forward_model();
+    for (name, dims) in weights {
+        graph_of(&mut model).input.retain(|input| input.name != *name);
+        let dims: Vec<i64> = dims.iter().copied().filter(|dim| *dim != 0).collect();
+        let values = vec![0.0; usize::try_from(dims.iter().product::<i64>()).unwrap()];
+        graph_of(&mut model).initializer.push(weight(name, &dims, &values));
+    }
+    model
+}
+
+#[test]
+fn weights_fit_each_other_and_the_attributes() {
+    let (router, input, output) = (("r", [6, 4, 0]), ("i", [4, 6, 10]), ("o", [4, 5, 6]));
+    for weights in [&[router, input, output][..], &[router], &[input, output], &[router, output]] {
+        read(&with_weights(weights)).unwrap();
+    }
+    for (top_k, weights, text) in [
+        (9, &[router, input, output][..], "top_k is 9, but the router has 4 experts"),
+        (5, &[router], "top_k is 5, but the router has 4 experts"),
+        (2, &[router, ("i", [3, 6, 10])], "`input_weight` must be [E, C, F], or [E, C, 2 * F] where gated, found"),
+        (2, &[router, ("i", [4, 6, 9]), output], "found [4, 6, 9] where [4, 6, 10] is needed"),
+        (2, &[input, ("o", [4, 6, 0])], "`output_weight` must be [E, F, C], found [4, 6]"),
+    ] {
+        let mut model = with_weights(weights);
+        change(&mut model, "top_k", Some(int("top_k", top_k)));
+        let error = read(&model).expect_err(text);
+        let message = error.to_string();
+        assert!(
+            message.contains("node 0 `MoEFeedForward_y` (`MoEFeedForward`): ") && message.contains(text),
+            "{message}"
+        );
+        assert!(!message.contains("MoEFeedForward: "), "{message}");
+        assert_eq!((error.kind(), error.help().is_some()), (Malformed, true), "{message}");
+    }
+}
+
+#[test]
+fn a_body_chooses_as_many_experts_as_its_node() {
+    let constants = [
+        |count| AttributeProto { ints: vec![count], ..attribute("value_ints", AttributeType::Ints) },
+        |count| int("value_int", count),
+        |count| {
+            let values = TensorProto {
+                dims: vec![1],
+                data_type: DataType::Int64 as i32,
+                int64_data: vec![count],
+                ..TensorProto::default()
+            };
+            AttributeProto { t: Some(values), ..attribute("value", AttributeType::Tensor) }
+        },
+    ];
+    let with_body = |constant: AttributeProto, overload: &str| {
+        let mut model = feed_forward_model();
+        let mut count = node("Constant", &[], &["k"]);
+        count.attribute.push(constant);
+        let nodes = vec![count, node("TopK", &["a", "k"], &["c", "d"])];
+        let body = function("ai.moa", "MoEFeedForward", &["a", "r", "i", "o"], &["c"], nodes);
+        model.functions.push(FunctionProto { overload: overload.into(), ..body });
+        model
+    };
+    for constant in constants {
+        read(&with_body(constant(2), "")).unwrap();
+        read(&with_body(constant(3), "another")).unwrap();
+        let error = read(&with_body(constant(3), "")).unwrap_err();
+        let text = "attribute `top_k` is 2, and the body of its function chooses 3";
+        assert!(error.to_string().contains(text), "{error}");
+        assert_eq!((error.kind(), error.help().is_some()), (Malformed, true));
     }
 }
 

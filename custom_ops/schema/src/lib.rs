@@ -66,6 +66,7 @@ mod routing;
 mod shape;
 mod switches;
 mod types;
+mod weights;
 
 pub use attributes::{AttributeError, AttributeSource, Attributes, accuracy_level, other_version};
 pub use operator::{
@@ -81,6 +82,7 @@ pub use switches::{
     PACKING_VARIABLE, PACKINGS, WGMMA_VARIABLE, instructions, is_wgmma_off, multiprocessors, packing,
 };
 pub use types::{BLOCK, FloatType, IntegerType, MatrixType, NodeTypes};
+pub use weights::{Given, check_constants};
 
 /// ONNX domain of the operators.
 pub const DOMAIN: &str = "ai.moa";

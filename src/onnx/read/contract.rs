@@ -1,46 +1,164 @@
 //! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
 
+use std::collections::HashMap;
+
 use moa_schema::{
-    ACCURACY_LEVEL, AccuracyLevel, AttributeSource, Attributes, DOMAIN, FloatType, IntegerType, MatrixType,
-    OPSET_VERSION, Operator, PRESENT_INPUTS, accuracy_level, other_version,
+    ACCURACY_LEVEL, AccuracyLevel, AttributeKind, AttributeSource, Attributes, DOMAIN, FloatType, Given, IntegerType,
+    MatrixType, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS,
+    accuracy_level, check_constants, other_version,
 };
 
 use super::error::{Fault, shown};
 use super::operator_node::{input, operator_of, present_inputs};
-use crate::onnx::proto::{FunctionProto, NodeProto, tensor_proto::DataType};
+use super::tensor::inline_values;
+use crate::onnx::proto::{FunctionProto, NodeProto, TensorProto, tensor_proto::DataType};
 
 const FROM_AN_EXPORT: &str = "give a file that moa-export has written";
 const OTHER_OPERATORS: &str =
     "export again with this version of moa-export, or use program and library of the version that wrote the model";
 
-/// Checks a node of a graph, if it is one of ours; an operator that one of the model's `functions` defines may have any
-/// name. `type_of` tells the types of values, as far as they are declared.
-pub(super) fn check(
+/// Attributes that a node of ours may have beside those of its operator.
+const FURTHER: [(&str, AttributeKind); 5] = [
+    (ACCURACY_LEVEL, AttributeKind::Int),
+    (PRESENT_INPUTS, AttributeKind::Int),
+    (OUTPUT_COUNT, AttributeKind::Int),
+    (PLUGIN_VERSION, AttributeKind::String),
+    (PLUGIN_NAMESPACE, AttributeKind::String),
+];
+
+/// What is declared of a value.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Declared<'a> {
+    /// Element type.
+    pub(super) kind: Option<DataType>,
+    /// Dimensions of a weight.
+    pub(super) weight: Option<&'a [i64]>,
+}
+
+/// Bodies of our operators by name and overload, each as the numbers of experts that its nodes choose.
+#[derive(Debug, Default)]
+pub(super) struct Bodies<'a>(HashMap<(&'a str, &'a str), Vec<i64>>);
+
+impl<'a> Bodies<'a> {
+    pub(super) fn of(functions: &'a [FunctionProto]) -> Self {
+        let ours = functions.iter().filter(|function| function.domain == DOMAIN);
+        Self(ours.map(|body| ((body.name.as_str(), body.overload.as_str()), chosen_by(body))).collect())
+    }
+
+    fn defines(&self, operator: &str) -> bool {
+        self.0.keys().any(|(name, _)| *name == operator)
+    }
+
+    /// Refuses a node whose body was written for another number of experts.
+    fn check_top_k(&self, node: &NodeProto) -> Result<(), String> {
+        let chosen = self.0.get(&(node.op_type.as_str(), node.overload.as_str()));
+        let (Some(chosen), Some(top_k)) = (chosen, node.int_attribute("top_k")) else { return Ok(()) };
+        match chosen.first() {
+            Some(other) if !chosen.contains(&top_k) => {
+                Err(format!("attribute `top_k` is {top_k}, and the body of its function chooses {other}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How many the nodes `TopK` of a body choose, where constants of the body say so.
+fn chosen_by(body: &FunctionProto) -> Vec<i64> {
+    let constants = body.node.iter().filter(|node| node.op_type == "Constant");
+    let constants: HashMap<_, _> = constants.filter_map(|node| Some((node.output.first()?, node))).collect();
+    let counts = body.node.iter().filter(|node| node.op_type == "TopK").filter_map(|node| node.input.get(1));
+    counts.filter_map(|count| integer_of(constants.get(count)?)).collect()
+}
+
+/// The one integer that a node `Constant` holds.
+fn integer_of(constant: &NodeProto) -> Option<i64> {
+    let of_tensor = |tensor: &TensorProto| {
+        let bytes = (tensor.data_type == DataType::Int64 as i32).then(|| inline_values(tensor).ok()).flatten()?;
+        Some(i64::from_le_bytes(bytes.as_ref().try_into().ok()?))
+    };
+    constant.attribute.iter().find_map(|attribute| match attribute.name.as_str() {
+        "value" => of_tensor(attribute.t.as_ref()?),
+        "value_int" => attribute.i,
+        "value_ints" => <[i64; 1]>::try_from(attribute.ints.as_slice()).ok().map(|[count]| count),
+        _ => None,
+    })
+}
+
+/// Checks a node of a graph, if it is one of ours; an operator that has a body may have any name. `declared` tells what
+/// is declared of values.
+pub(super) fn check<'a>(
     node: &NodeProto,
-    functions: &[FunctionProto],
-    type_of: &dyn Fn(&str) -> Option<DataType>,
+    bodies: &Bodies<'_>,
+    declared: &dyn Fn(&str) -> Declared<'a>,
 ) -> Result<(), Fault> {
     if node.domain != DOMAIN {
         return Ok(());
     }
     let Some(operator) = operator_of(node) else {
-        let has_body = functions.iter().any(|function| function.domain == DOMAIN && function.name == node.op_type);
         let unknown = || Fault::unsupported(format!("{DOMAIN} has no such operator")).help(OTHER_OPERATORS);
-        return if has_body { Ok(()) } else { Err(unknown()) };
+        return if bodies.defines(&node.op_type) { Ok(()) } else { Err(unknown()) };
     };
-    let source = NodeAttributes(node);
-    if let Some(written) = other_version(&source) {
+    if let Some(written) = other_version(&NodeAttributes(node)) {
         return Err(refused_version(&shown(&written)));
     }
-    let malformed = |text: String| Fault::malformed(text).help(FROM_AN_EXPORT);
-    let present = present_inputs(node);
-    check_parameters(node, operator, present).map_err(malformed)?;
-    check_scales(node, operator, present, type_of).map_err(malformed)?;
-    if node.find_attribute(ACCURACY_LEVEL).is_some_and(|attribute| attribute.i.is_none()) {
-        return Err(malformed(format!("attribute `{ACCURACY_LEVEL}` must be of type INT")));
+    check_ours(node, operator, bodies, declared).map_err(|text| Fault::malformed(text).help(FROM_AN_EXPORT))
+}
+
+fn check_ours<'a>(
+    node: &NodeProto,
+    operator: &Operator,
+    bodies: &Bodies<'_>,
+    declared: &dyn Fn(&str) -> Declared<'a>,
+) -> Result<(), String> {
+    let (source, present) = (NodeAttributes(node), present_inputs(node));
+    check_parameters(node, operator, present)?;
+    check_scales(node, operator, present, &|name| declared(name).kind)?;
+    let attributes = Attributes::read(operator, &source).map_err(|error| error.to_string())?;
+    check_names(node, operator)?;
+    accuracy_level(&source).map_err(|error| error.to_string())?;
+    check_weights(node, operator, present, &attributes, declared)?;
+    bodies.check_top_k(node)
+}
+
+/// Refuses attributes that no node of the operator has.
+fn check_names(node: &NodeProto, operator: &Operator) -> Result<(), String> {
+    for attribute in &node.attribute {
+        let name = attribute.name.as_str();
+        if operator.attributes.iter().any(|known| known.name == name) {
+            continue;
+        }
+        let Some((_, kind)) = FURTHER.iter().find(|(known, _)| *known == name) else {
+            return Err(format!("its operator has no attribute {}", shown(name)));
+        };
+        let fits = if *kind == AttributeKind::Int { attribute.i.is_some() } else { attribute.s.is_some() };
+        if !fits {
+            return Err(format!("attribute `{name}` must be of type {kind}"));
+        }
     }
-    let attributes = Attributes::read(operator, &source).and_then(|_| accuracy_level(&source));
-    attributes.map(drop).map_err(|error| malformed(error.to_string()))
+    Ok(())
+}
+
+/// Refuses weights whose shapes contradict each other or the attributes.
+fn check_weights<'a>(
+    node: &NodeProto,
+    operator: &Operator,
+    present: Option<i64>,
+    attributes: &Attributes,
+    declared: &dyn Fn(&str) -> Declared<'a>,
+) -> Result<(), String> {
+    let given = |index| input(node, present, index).map(|name| declared(name).weight);
+    let shape = |dims: &[i64]| dims.iter().map(|dim| usize::try_from(*dim).ok()).collect::<Option<Vec<_>>>();
+    let shapes: Vec<_> =
+        (0..operator.inputs.len()).map(|index| given(index).map(|dims| dims.and_then(shape))).collect();
+    let given = shapes.iter().map(|shape| match shape {
+        None => Given::Absent,
+        Some(None) => Given::Computed,
+        Some(Some(shape)) => Given::Constant(shape),
+    });
+    check_constants(attributes, &given.collect::<Vec<_>>()).map_err(|error| {
+        let text = error.to_string();
+        text.strip_prefix(&format!("{}: ", operator.name)).unwrap_or(&text).to_owned()
+    })
 }
 
 /// The accuracy level of a node of ours that was checked; that of others, and where there is none, is the default.

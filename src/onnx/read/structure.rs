@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use moa_schema::{DOMAIN, OPSET_VERSION};
 
+use super::contract::{self, Bodies, Declared};
 use super::error::{Fault, shown};
 use super::tensor::{self, External};
-use super::{MAX_IR_VERSION, MAX_OPSET_VERSION, contract};
+use super::{MAX_IR_VERSION, MAX_OPSET_VERSION};
 use crate::onnx::proto::attribute_proto::AttributeType;
 use crate::onnx::proto::tensor_proto::DataType;
 use crate::onnx::proto::tensor_shape_proto::dimension;
@@ -35,7 +36,8 @@ pub(super) fn check(model: &ModelProto) -> Result<(), Fault> {
     }
     let domains = imported_domains(&model.opset_import)?;
     check_functions(&model.functions)?;
-    Scope { domains, functions: &model.functions, function: None, names: Vec::new() }.graph(graph)
+    let bodies = Bodies::of(&model.functions);
+    Scope { domains, bodies, function: None, names: Vec::new() }.graph(graph)
 }
 
 fn check_ir_version(version: i64) -> Result<(), Fault> {
@@ -136,7 +138,8 @@ fn check_function(function: &FunctionProto) -> Result<(), Fault> {
         }
     }
     let domains = imported_domains(&function.opset_import).map_err(within)?;
-    let mut scope = Scope { domains, functions: &[], function: Some(attributes), names: vec![HashMap::new()] };
+    let mut scope =
+        Scope { domains, bodies: Bodies::default(), function: Some(attributes), names: vec![HashMap::new()] };
     scope.function_body(function).map_err(within)
 }
 
@@ -219,13 +222,12 @@ pub fn for_each_node<'a>(nodes: &'a [NodeProto], visit: &mut impl FnMut(&'a Node
 /// What a node may refer to.
 struct Scope<'a> {
     domains: HashMap<&'a str, i64>,
-    /// Functions of the model; none in a function, whose nodes have attributes that only a call tells.
-    functions: &'a [FunctionProto],
+    /// Bodies of our operators; none in a function, whose nodes have attributes that only a call tells.
+    bodies: Bodies<'a>,
     /// Attribute names of the function whose body this is.
     function: Option<HashSet<&'a str>>,
-    /// Values defined so far, one map for each graph from the outermost to the current, with their types as far as
-    /// those are declared.
-    names: Vec<HashMap<&'a str, Option<DataType>>>,
+    /// Values defined so far, one map for each graph from the outermost to the current.
+    names: Vec<HashMap<&'a str, Declared<'a>>>,
 }
 
 impl<'a> Scope<'a> {
@@ -233,11 +235,11 @@ impl<'a> Scope<'a> {
         self.names.iter().any(|names| names.contains_key(name))
     }
 
-    fn type_of(&self, name: &str) -> Option<DataType> {
-        self.names.iter().find_map(|names| names.get(name)).copied().flatten()
+    fn declared(&self, name: &str) -> Declared<'a> {
+        self.names.iter().find_map(|names| names.get(name)).copied().unwrap_or_default()
     }
 
-    fn define(&mut self, name: &'a str, kind: Option<DataType>) -> Result<(), Fault> {
+    fn define(&mut self, name: &'a str, declared: Declared<'a>) -> Result<(), Fault> {
         if name.is_empty() {
             return Err(Fault::malformed("a value has no name".into()));
         }
@@ -245,7 +247,7 @@ impl<'a> Scope<'a> {
             return Err(Fault::malformed(format!("value {} is defined twice", shown(name))));
         }
         if let Some(names) = self.names.last_mut() {
-            names.insert(name, kind);
+            names.insert(name, declared);
         }
         Ok(())
     }
@@ -260,7 +262,7 @@ impl<'a> Scope<'a> {
         }
         self.names.push(HashMap::new());
         for input in &graph.input {
-            self.define(&input.name, element_type(input))?;
+            self.define(&input.name, Declared { kind: element_type(input), weight: None })?;
             check_type(input, is_outermost)?;
         }
         let external = if is_outermost { External::Allowed } else { External::Refused };
@@ -271,7 +273,8 @@ impl<'a> Scope<'a> {
                 return Err(Fault::malformed(format!("weight {} is defined twice", shown(&tensor.name))));
             }
             if !inputs.contains(tensor.name.as_str()) {
-                self.define(&tensor.name, tensor::data_type(tensor.data_type).ok())?;
+                let kind = tensor::data_type(tensor.data_type).ok();
+                self.define(&tensor.name, Declared { kind, weight: Some(&tensor.dims) })?;
             }
             tensor::check(tensor, external)?;
         }
@@ -290,7 +293,7 @@ impl<'a> Scope<'a> {
 
     fn function_body(&mut self, function: &'a FunctionProto) -> Result<(), Fault> {
         for input in &function.input {
-            self.define(input, None)?;
+            self.define(input, Declared::default())?;
         }
         for default in &function.attribute_proto {
             self.attribute(default)?;
@@ -340,9 +343,12 @@ impl<'a> Scope<'a> {
         }
         check_permutation(node)?;
         if self.function.is_none() {
-            contract::check(node, self.functions, &|name| self.type_of(name))?;
+            contract::check(node, &self.bodies, &|name| self.declared(name))?;
         }
-        node.output.iter().filter(|output| !output.is_empty()).try_for_each(|output| self.define(output, None))
+        node.output
+            .iter()
+            .filter(|output| !output.is_empty())
+            .try_for_each(|output| self.define(output, Declared::default()))
     }
 
     fn attribute(&mut self, attribute: &'a AttributeProto) -> Result<(), Fault> {
