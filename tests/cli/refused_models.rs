@@ -4,6 +4,7 @@ use moa_export::onnx::proto::{ModelProto, ValueInfoProto, tensor_shape_proto::di
 use prost::Message;
 
 use crate::{
+    run::exported,
     scene::{Scene, require_runtime},
     support_onnx::int,
 };
@@ -55,6 +56,15 @@ fn operators_that_contradict_their_weights_are_refused_by_every_command() {
         ] {
             scene.refuses(line, 3, &["error[MOA-E0303]", "model.onnx", says, "help: give a file that moa-export"]);
         }
+    }
+}
+
+#[test]
+fn a_model_without_outputs_is_refused() {
+    let scene = exported("");
+    change(&scene, "m.onnx", |model| model.graph.as_mut().unwrap().output.clear());
+    for line in ["prepare m.onnx -o prepared.trt.onnx", "inspect m.onnx", "run m.onnx --random"] {
+        scene.refuses(line, 3, &["error[MOA-E0303]", "m.onnx: the graph has no output", "help: "]);
     }
 }
 

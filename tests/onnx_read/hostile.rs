@@ -77,6 +77,8 @@ fn graphs_may_nest_sixteen_deep() {
             inner = graph(vec![node], vec![], vec![], vec![weight("", &[0], &[])]);
             inner.initializer.clear();
         }
+        inner.input = vec![value("x", DataType::Float, &[])];
+        inner.output = inner.input.clone();
         read(&ModelProto { graph: Some(inner), ..valid() })
     };
     assert!(nested(16).is_ok());

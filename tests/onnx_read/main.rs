@@ -222,6 +222,7 @@ fn types() {
             graph_of(m).input[0] = value("x", DataType::Float, &["2"]);
             set_element_type(&mut graph_of(m).input[0], 999);
         }),
+        case(Malformed, "the graph has no output", |m| graph_of(m).output.clear()),
         case(Malformed, "`y`: has no element type", |m| set_element_type(&mut graph_of(m).output[0], 0)),
         case(Malformed, "`x` has the dimension -1", |m| graph_of(m).input[0] = value("x", DataType::Float, &["-1"])),
         case(Malformed, "`t` has the dimension -5", |m| {

@@ -279,6 +279,9 @@ impl<'a> Scope<'a> {
             tensor::check(tensor, external)?;
         }
         self.nodes(&graph.node)?;
+        if is_outermost && graph.output.is_empty() {
+            return Err(Fault::malformed("the graph has no output".into()));
+        }
         let mut outputs = HashSet::new();
         for output in &graph.output {
             if !self.is_defined(&output.name) || !outputs.insert(output.name.as_str()) {
