@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{
-    Dictionary,
+    Dictionary, Keys,
     error::{TextError, read_text},
 };
 use crate::files::{BYTE_ORDER_MARK, is_plain_name};
@@ -15,6 +16,34 @@ pub const CONFIG_FILE: &str = "generation.json";
 
 const FORMAT: u32 = 1;
 const LIMIT: u64 = 1 << 20;
+
+/// What a key must hold: in words, and as a test.
+type Form = (&'static str, fn(&Value) -> bool);
+
+const TEXT: Form = ("a text", Value::is_string);
+const ID: Form = ("a whole number", Value::is_i64);
+const SIZE: Form = ("a whole number, or null", |value| value.is_null() || value.is_u64());
+
+/// Every key of the file, whether it must be there, and its form.
+const KEYS: [(&str, bool, Form); 13] = [
+    ("format", true, ("a whole number", |value| value.as_u64().is_some_and(|format| u32::try_from(format).is_ok()))),
+    ("tokenizer", true, ("\"words\", \"bpe\" or \"characters\"", is_segmentation)),
+    ("source_dictionary", true, TEXT),
+    ("target_dictionary", true, TEXT),
+    ("bpe_codes", false, ("a text, or null", |value| value.is_null() || value.is_string())),
+    ("bos_token_id", true, ID),
+    ("pad_token_id", true, ID),
+    ("eos_token_id", true, ID),
+    ("unk_token_id", true, ID),
+    ("decoder_start_token_id", true, ID),
+    ("left_pad_source", true, ("true or false", Value::is_boolean)),
+    ("max_source_positions", false, SIZE),
+    ("max_target_positions", false, SIZE),
+];
+
+fn is_segmentation(value: &Value) -> bool {
+    Segmentation::deserialize(value).is_ok()
+}
 
 /// How text is cut into symbols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,9 +121,11 @@ impl GenerationConfig {
     pub fn read(folder: &Path) -> Result<Self, TextError> {
         let path = folder.join(CONFIG_FILE);
         let text = read_text(&path, LIMIT)?;
+        let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
         let malformed = |what: String| TextError::malformed(&path, what);
-        let config: Self = serde_json::from_str(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text))
-            .map_err(|error| malformed(error.to_string()))?;
+        let keys = Keys::parse(&path, text)?;
+        KEYS.into_iter().try_for_each(|(key, required, (form, holds))| keys.check(key, required, form, holds))?;
+        let config: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
         config.check().map_err(malformed)?;
         Ok(config)
     }
@@ -151,9 +182,9 @@ impl GenerationConfig {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{collections::BTreeSet, fs};
 
-    use super::{CONFIG_FILE, GenerationConfig, Segmentation};
+    use super::{CONFIG_FILE, GenerationConfig, KEYS, Segmentation};
 
     fn read(text: &str) -> Result<GenerationConfig, String> {
         let folder = tempfile::tempdir().unwrap();
@@ -176,12 +207,39 @@ mod tests {
             ("\"format\": 1", "\"format\": 2", "format 2; format 1 is read"),
             ("\"pad_token_id\": 1", "\"pad_token_id\": 0", "pad_token_id is 0"),
             ("\"words\"", "\"bpe\"", "bpe_codes must be there"),
-            ("\"words\"", "\"sentencepiece\"", "unknown variant `sentencepiece`"),
+            ("\"words\"", "\"sentencepiece\"", "or \"characters\", found \"sentencepiece\""),
+            ("\"words\"", "null", "key \"tokenizer\" must be \"words\", \"bpe\" or \"characters\", found null"),
+            ("\"format\": 1", "\"format\": null", "key \"format\" must be a whole number, found null"),
+            ("\"format\": 1,", "", "key \"format\" is missing, and must be a whole number"),
+            ("\"format\": 1", "\"format\": 1, \"format\": 1", "duplicate field `format`"),
+            ("\"dict.txt\"", "7", "key \"source_dictionary\" must be a text, found 7"),
+            ("\"bos_token_id\": 0", "\"bos_token_id\": 0.5", "key \"bos_token_id\" must be a whole number, found 0.5"),
+            ("\"left_pad_source\": true", "\"left_pad_source\": 1", "key \"left_pad_source\" must be true or false"),
             ("\"max_source_positions\": null", "\"max_source_positions\": 1", "must be at least 2"),
-            ("{", "[", "invalid"),
+            ("{", "[", "no JSON: expected"),
         ] {
             let error = read(&good.replacen(from, to, 1)).unwrap_err();
             assert!(error.contains(why), "{error}");
+        }
+    }
+
+    /// All keys that are written have a form, and each has that.
+    #[test]
+    fn every_key_has_a_form() {
+        let written = GenerationConfig::fairseq(Segmentation::Words, "dict.txt", "dict.txt").to_json();
+        let written: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&written).unwrap();
+        assert_eq!(written.keys().map(String::as_str).collect::<BTreeSet<_>>(), KEYS.map(|(key, ..)| key).into());
+        let all = serde_json::json!([null, 7, -7, 1.5, "bpe", true, [], {}]);
+        for (key, required, (_, holds)) in KEYS {
+            for value in all.as_array().unwrap().iter().filter(|value| holds(value)) {
+                let mut config = written.clone();
+                config.insert(key.into(), value.clone());
+                let read = serde_json::from_value::<GenerationConfig>(config.into());
+                assert!(read.is_ok(), "{key}: {value}: {read:?}");
+            }
+            let mut config = written.clone();
+            config.remove(key);
+            assert_eq!(serde_json::from_value::<GenerationConfig>(config.into()).is_err(), required, "{key}");
         }
     }
 

@@ -90,8 +90,13 @@ impl Keys {
             return Ok(None);
         }
         let text = read_text(path, LIMIT)?;
-        match serde_json::from_str(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text)) {
-            Ok(Value::Object(map)) => Ok(Some(Self::new(path, map))),
+        Self::parse(path, text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text)).map(Some)
+    }
+
+    /// The keys of the JSON object `text` that was read from `path`.
+    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, TextError> {
+        match serde_json::from_str(text) {
+            Ok(Value::Object(map)) => Ok(Self::new(path, map)),
             Ok(_) => Err(TextError::malformed(path, "no JSON object")),
             Err(error) => Err(TextError::malformed(path, format!("no JSON: {error}"))),
         }
@@ -207,6 +212,24 @@ impl Keys {
         match ids.iter().flatten().all(is_known) {
             true => Ok(ids),
             false => Err(self.wrong(key, &format!("below {symbols}, the symbols of the model"))),
+        }
+    }
+
+    /// Refuses a key that does not hold what it must, which `form` says in words.
+    pub(super) fn check(
+        &self,
+        key: &str,
+        required: bool,
+        form: &str,
+        holds: fn(&Value) -> bool,
+    ) -> Result<(), TextError> {
+        match self.map.get(key) {
+            Some(value) if holds(value) => Ok(()),
+            Some(_) => Err(self.wrong(key, form)),
+            None if required => {
+                Err(TextError::malformed(&self.path, format!("key \"{key}\" is missing, and must be {form}")))
+            }
+            None => Ok(()),
         }
     }
 
