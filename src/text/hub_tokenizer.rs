@@ -34,7 +34,10 @@ impl HubTokenizer {
             return Ok(None);
         }
         let text = read_text(&path, LIMIT)?;
-        let mut tokenizer = sound(&path, || Tokenizer::from_bytes(text.as_bytes()))?;
+        let mut tokenizer = sound(&path, || {
+            let parsed = Tokenizer::from_bytes(text.as_bytes());
+            parsed.map_err(|error| format!("is no tokenizer of Hugging Face: {error}").into())
+        })?;
         tokenizer.with_padding(None);
         sound(&path, || tokenizer.with_truncation(None).map(drop))?;
         Ok(Some(Self { path, tokenizer }))

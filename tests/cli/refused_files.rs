@@ -292,7 +292,10 @@ fn a_tokenizer_that_cannot_be_read_is_noted() {
     scene.write("ck/tokenizer.json", r#"{"version": "9.9"}"#);
     let outcome = scene.moa("ck -o out");
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-    let [before, after] = ["note: out/tokenizer.json: ", "; `generate` takes token ids with --token-ids alone\n"];
+    let [before, after] = [
+        "note: out/tokenizer.json: is no tokenizer of Hugging Face: ",
+        "; `generate` takes token ids with --token-ids alone\n",
+    ];
     assert!(outcome.stderr.starts_with(before) && outcome.stderr.ends_with(after), "{}", outcome.stderr);
     assert_eq!(scene.read("out/tokenizer.json"), scene.read("ck/tokenizer.json"));
     fs::remove_file(scene.path("ck/tokenizer.json")).unwrap();
