@@ -67,10 +67,17 @@ impl Header {
     fn place(&mut self, file: &str, start: u64, file_size: u64) -> Result<(), CheckpointError> {
         let mut order: Vec<_> = self.tensors.iter_mut().collect();
         order.sort_by_key(|(_, info)| (info.offset, info.bytes));
+        let size = file_size.saturating_sub(start);
+        let outside = order.iter().find(|(_, info)| info.offset > size);
+        let outside = outside.map(|(name, info)| (quoted(name), info.offset));
         let mut end = 0u64;
         let mut previous: Option<&str> = None;
         for (name, info) in order {
             if info.offset != end {
+                if let Some((tensor, first)) = outside {
+                    let problem = format!("starts at byte {first} of the data, which has {size}");
+                    return Err(CheckpointError::Tensor { file: file.into(), tensor, problem });
+                }
                 let after = previous.map_or_else(String::new, |name| format!(", where {} ends", quoted(name)));
                 let fault = if info.offset < end { "overlaps another tensor" } else { "leaves a hole before it" };
                 let problem =

@@ -148,6 +148,9 @@ fn data_is_covered_exactly() {
     refused(&backwards, &["tensor \"y\"", "expected 8 bytes", "found bytes 16 to 8"]);
     refused(&format!("{{{}}}", entry("x", "F32", "[5]", 0, 16)), &["expected 20 bytes for F32 of shape [5]"]);
     refused("{}", &["expected 10 bytes", "found 26"]);
+    let far = 1 << 63;
+    refused(&two((far, far + 8), (8, 16)), &["tensor \"x\"", "starts at byte 9223372036854775808", "which has 16"]);
+    refused(&two((0, 8), (far, far + 8)), &["tensor \"y\"", "starts at byte 9223372036854775808"]);
     let reversed = format!("{{{},{}}}", entry("y", "F32", "[2]", 8, 16), entry("x", "F32", "[2]", 0, 8));
     assert!(open_bytes(&folder(), &file_of(&reversed, &[0; 16])).is_ok());
     let end = u64::MAX - 3;
