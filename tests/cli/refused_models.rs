@@ -60,6 +60,35 @@ fn operators_that_contradict_their_weights_are_refused_by_every_command() {
 }
 
 #[test]
+fn damaged_models_say_what_to_give() {
+    type Edit = fn(&mut ModelProto);
+    let cases: [(&str, Edit); 3] = [
+        ("is defined twice", |model| model.functions.push(model.functions[0].clone())),
+        ("attribute `top_k` is repeated or unnamed", |model| {
+            let nodes = &mut model.graph.as_mut().unwrap().node;
+            nodes.iter_mut().find(|node| node.domain == "ai.moa").unwrap().attribute.push(int("top_k", 2));
+        }),
+        (" bytes, its shape needs ", |model| {
+            let weights = &mut model.graph.as_mut().unwrap().initializer;
+            let largest = weights.iter_mut().max_by_key(|weight| weight.raw_data.as_ref().map_or(0, |raw| raw.len()));
+            largest.unwrap().raw_data = Some(vec![0; 4].into());
+        }),
+    ];
+    let help = "help: give a whole .onnx file";
+    for (says, edit) in cases {
+        let scene = Scene::with_fixture("mlm");
+        scene.accepts("ck -o m.onnx");
+        change(&scene, "m.onnx", edit);
+        scene.refuses("inspect m.onnx", 3, &["error[MOA-E0303]", says, help]);
+    }
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx");
+    let bytes = scene.read("m.onnx");
+    scene.write("m.onnx", &bytes[..bytes.len() / 2]);
+    scene.refuses("inspect m.onnx", 3, &["error[MOA-E0303]", "the file is cut off", help]);
+}
+
+#[test]
 fn a_model_without_outputs_is_refused() {
     let scene = exported("");
     change(&scene, "m.onnx", |model| model.graph.as_mut().unwrap().output.clear());

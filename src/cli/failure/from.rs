@@ -57,7 +57,8 @@ impl From<ReadError> for Failure {
             ReadError::Refused { path, .. } if is_checkpoint_name(path) => Some(CHECKPOINT_HELP),
             _ => None,
         };
-        let help = error.help().or_else(by_name);
+        let whole = "give a whole .onnx file: copy or download it again, or export again";
+        let help = error.help().or_else(by_name).or((error.kind() == ErrorKind::Malformed).then_some(whole));
         Self::new(ONNX.of(error.kind()), error.to_string(), help)
     }
 }

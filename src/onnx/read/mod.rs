@@ -149,8 +149,8 @@ fn read_file(path: &Path) -> Result<Bytes, ReadError> {
     let metadata = fs::metadata(path).map_err(io)?;
     if !metadata.is_file() {
         let fault = Fault::malformed("not a regular file".into());
-        let fault = if metadata.is_dir() { fault.help("give one .onnx file of that folder") } else { fault };
-        return Err(fault.at(path));
+        let which = if metadata.is_dir() { "give one .onnx file of that folder" } else { "give an .onnx file" };
+        return Err(fault.help(which).at(path));
     }
     let mut bytes = Vec::new();
     if metadata.len() <= limits::MAX_FILE_BYTES {
