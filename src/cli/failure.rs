@@ -80,7 +80,7 @@ impl Failure {
             TextError::Io { source, path } => Self::io(&source, &path.display().to_string()),
             TextError::Folder { .. } => Self::new(Code::Io, message, Some(FOLDER_HELP)),
             TextError::Limit { .. } => Self::too_much(message, "split the file"),
-            TextError::Malformed { .. } | TextError::Codes { .. } => {
+            TextError::Malformed { .. } | TextError::Dictionary { .. } | TextError::Codes { .. } => {
                 Self::malformed(message, Some("give a file of lines"))
             }
         }

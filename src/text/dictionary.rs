@@ -41,7 +41,7 @@ impl Dictionary {
     ///
     /// Where the file cannot be read, is no text, or a line is not `symbol count`; names the line.
     pub fn read(path: &Path) -> Result<Self, TextError> {
-        Self::parse(&read_text(path, LIMIT)?).map_err(|what| TextError::malformed(path, what))
+        Self::parse(&read_text(path, LIMIT)?).map_err(|what| TextError::Dictionary { path: path.into(), what })
     }
 
     /// The dictionary that `text` writes down.

@@ -8,6 +8,12 @@ use std::{
 
 pub(super) const MARKED: &str = "begins with a byte order mark; save it as UTF-8 without one";
 
+const CODES: &str = "give the codes that the training's texts were cut with, as `subword-nmt learn-bpe` writes them, \
+                     with --bpe-codes FILE, or as bpe.codes beside the dictionary";
+
+const DICTIONARY: &str =
+    "give the dict.txt that fairseq-preprocess wrote for the training: a symbol and its count a line";
+
 /// A vocabulary file or `generation.json` was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -34,6 +40,14 @@ pub enum TextError {
         /// What was found, and where.
         what: String,
     },
+    /// A file is no dictionary of fairseq.
+    #[error("{}: {what}", .path.display())]
+    Dictionary {
+        /// The file.
+        path: PathBuf,
+        /// What was found, and where.
+        what: String,
+    },
     /// A file holds no merges of subword-nmt.
     #[error("{}: {what}", .path.display())]
     Codes {
@@ -53,6 +67,15 @@ pub enum TextError {
 }
 
 impl TextError {
+    /// What the user can give in place of a file of another kind.
+    pub const fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::Dictionary { .. } => Some(DICTIONARY),
+            Self::Codes { .. } => Some(CODES),
+            _ => None,
+        }
+    }
+
     pub(super) fn malformed(path: &Path, what: impl Into<String>) -> Self {
         Self::Malformed { path: path.into(), what: what.into() }
     }

@@ -235,6 +235,14 @@ fn codes_that_are_none() {
     scene.accepts("ck -o out");
 }
 
+#[test]
+fn dictionaries_that_are_none_say_what_one_is() {
+    let scene = Scene::with_fixture("nmt");
+    fs::copy(data("nmt/bpe.codes"), scene.path("bpe.codes")).unwrap();
+    let parts = ["bpe.codes: line ", "expected a symbol and its count", "help: give the dict.txt"];
+    scene.refuses("ck -o out --dict bpe.codes", 3, &parts);
+}
+
 /// As a cache of Hugging Face is that was copied without its blobs: what is missing is no file that was left out.
 #[test]
 fn side_files_that_lead_nowhere_are_missing() {

@@ -21,9 +21,6 @@ use crate::{
     text::TextError,
 };
 
-const CODES_HELP: &str = "give the codes that the training's texts were cut with, as `subword-nmt learn-bpe` writes \
-                          them, with --bpe-codes FILE, or as bpe.codes beside the dictionary";
-
 const NUMPY_HELP: &str = "save its arrays by name as one safetensors file: from safetensors.numpy import save_file; \
                           save_file(dict(numpy.load(\"in.npz\")), \"in.safetensors\")";
 
@@ -234,8 +231,7 @@ impl From<TextError> for Failure {
             TextError::Io { source, .. } => (Code::TextFileIo, help_with(source)),
             TextError::Folder { .. } => (Code::TextFileIo, Some(FOLDER_HELP)),
             TextError::Limit { .. } => (Code::TextFileLimit, None),
-            TextError::Codes { .. } => (Code::TextFile, Some(CODES_HELP)),
-            TextError::Malformed { .. } => (Code::TextFile, None),
+            error => (Code::TextFile, error.help()),
         };
         Self::new(code, error.to_string(), help)
     }
