@@ -73,7 +73,7 @@ pub struct Ticks {
 impl Machine {
     /// Name of the processor.
     pub fn processor() -> Option<String> {
-        fields(&text("/proc/cpuinfo")?, "model name").next().map(str::to_owned)
+        processor(&text("/proc/cpuinfo")?)
     }
 
     /// Reads what there is to read.
@@ -84,7 +84,7 @@ impl Machine {
         let mhz = clocks().reduce(f64::min).zip(clocks().reduce(f64::max)).map(|(low, high)| [low, high]);
         let is_virtual = |flags: &str| flags.split_whitespace().any(|flag| flag == "hypervisor");
         Self {
-            cpu: fields(&cpuinfo, "model name").next().map(str::to_owned),
+            cpu: processor(&cpuinfo),
             cpus: fields(&cpuinfo, "processor").count(),
             usable_cpus: std::thread::available_parallelism().map_or(1, usize::from),
             affinity: fields(&status, "Cpus_allowed_list").next().map(str::to_owned),
@@ -155,6 +155,20 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
 fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
     lines.filter(move |(found, _)| found.trim() == name).map(|(_, value)| value.trim())
+}
+
+/// The processor of a `/proc/cpuinfo`: its name, or on ARM, where there is none, the numbers of each kind of core.
+fn processor(cpuinfo: &str) -> Option<String> {
+    if let Some(name) = fields(cpuinfo, "model name").next() {
+        return Some(name.to_owned());
+    }
+    let revisions = fields(cpuinfo, "CPU variant").zip(fields(cpuinfo, "CPU revision"));
+    let parts = fields(cpuinfo, "CPU implementer").zip(fields(cpuinfo, "CPU part")).zip(revisions);
+    let text = |((implementer, part), (variant, revision))| {
+        format!("ARM implementer {implementer} part {part} variant {variant} revision {revision}")
+    };
+    let kinds: BTreeSet<String> = parts.map(text).collect();
+    (!kinds.is_empty()).then(|| kinds.into_iter().collect::<Vec<_>>().join(", "))
 }
 
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
@@ -250,6 +264,21 @@ mod tests {
         assert_eq!(sum(&[]), None);
         assert_eq!(cpus("0-2,5"), Some([0, 1, 2, 5].into()));
         assert_eq!(cpus("none"), None);
+    }
+
+    #[test]
+    fn processors_have_a_name_or_the_numbers_of_their_cores() {
+        assert_eq!(processor("processor: 0\nmodel name: A 1\nprocessor: 1\nmodel name: A 1").as_deref(), Some("A 1"));
+        let core = |part: &str| {
+            format!(
+                "processor: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x1\nCPU part\t: {part}\nCPU revision\t: 2\n"
+            )
+        };
+        let of = |part: &str| format!("ARM implementer 0x41 part {part} variant 0x1 revision 2");
+        assert_eq!(processor(&core("0xd40").repeat(2)), Some(of("0xd40")));
+        let two = [core("0xd44"), core("0xd40"), core("0xd44")].concat();
+        assert_eq!(processor(&two), Some(format!("{}, {}", of("0xd40"), of("0xd44"))));
+        assert_eq!(processor("processor: 0\nCPU part: 0xd40\n"), None);
     }
 
     #[test]

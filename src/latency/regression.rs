@@ -202,11 +202,14 @@ impl<'a> Older<'a> {
     }
 }
 
+/// Said of a processor without a name, which may be any other.
+const UNKNOWN: &str = "unknown";
+
 fn same_circumstances(new: &Receipt, old: &Receipt) -> Result<(), Incomparable> {
     let facts = |receipt: &Receipt| {
         let threads = receipt.threads;
         [
-            ("processor", receipt.machine.cpu.clone().unwrap_or_else(|| "unknown".into())),
+            ("processor", receipt.machine.cpu.clone().unwrap_or_else(|| UNKNOWN.into())),
             ("usable processors", receipt.machine.usable_cpus.to_string()),
             ("threads", format!("{} of ONNX Runtime, {} of tract", threads.onnx_runtime, threads.tract)),
             ("routing", receipt.options.routing.clone()),
@@ -217,7 +220,7 @@ fn same_circumstances(new: &Receipt, old: &Receipt) -> Result<(), Incomparable> 
         ]
     };
     let mut pairs = facts(old).into_iter().zip(facts(new));
-    let difference = pairs.find(|((_, before), (_, after))| before != after);
+    let difference = pairs.find(|((_, before), (_, after))| before != after || before == UNKNOWN);
     difference.map_or(Ok(()), |((what, before), (_, after))| Err(Incomparable::new(what.to_owned(), &before, &after)))
 }
 
@@ -336,6 +339,10 @@ mod tests {
             let found = compare(&new, &old, 0.0).unwrap_err().to_string();
             assert!(found.starts_with(text), "{found} instead of {text}");
         }
+        let mut unnamed = old.clone();
+        unnamed.receipt.machine.cpu = None;
+        let found = compare(&unnamed, &unnamed, 0.0).unwrap_err().to_string();
+        assert_eq!(found, "processor: unknown then, unknown now");
         let mut elsewhere = old.clone();
         elsewhere.receipt.before = Default::default();
         elsewhere.receipt.unix_time += 1;
