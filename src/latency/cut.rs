@@ -149,10 +149,22 @@ impl Cut<'_> {
                 DataType::Int4 => DataType::Bfloat16,
                 _ => DataType::Float,
             },
-            ElementType::Activation => match weights()? {
-                DataType::Bfloat16 | DataType::Int8 | DataType::Int4 => DataType::Float,
-                kind => kind,
-            },
+            ElementType::Activation => self.activations(weights()?),
+        })
+    }
+
+    /// The type of what the node reads and returns as activations; where the graph says none, the one that goes with
+    /// its matrices in exports.
+    fn activations(&self, weights: DataType) -> DataType {
+        let of = |parameters: &'static [Parameter]| {
+            parameters.iter().filter(|parameter| parameter.element == ElementType::Activation)
+        };
+        let inputs = of(self.operator.inputs).filter_map(|input| operator_input(self.node, input.name));
+        let mut said = inputs.chain(self.node.output.first().map(String::as_str));
+        let is_known = |kind: &DataType| matches!(kind, DataType::Float | DataType::Float16);
+        said.find_map(|value| self.file.type_of(value).filter(is_known)).unwrap_or(match weights {
+            DataType::Float16 => DataType::Float16,
+            _ => DataType::Float,
         })
     }
 
@@ -195,5 +207,93 @@ impl Cut<'_> {
             }
             _ => return Ok(None),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moa_schema::{FEED_FORWARD, FloatType, MatrixType, NodeTypes};
+    use prost::Message;
+
+    use super::*;
+    use crate::onnx::{
+        proto::{AttributeProto, ModelProto, OperatorSetIdProto},
+        read_model,
+    };
+
+    fn kind_of(floats: FloatType) -> DataType {
+        match floats {
+            FloatType::F32 => DataType::Float,
+            FloatType::F16 => DataType::Float16,
+            FloatType::Bf16 => DataType::Bfloat16,
+        }
+    }
+
+    fn weight(name: &str, kind: DataType, dims: &[i64]) -> TensorProto {
+        let bytes = usize::try_from(dims.iter().product::<i64>()).unwrap() * kind.bits().unwrap() / 8;
+        let (dims, data_type) = (dims.to_vec(), kind as i32);
+        TensorProto {
+            name: name.into(),
+            dims,
+            data_type,
+            raw_data: Some(vec![0; bytes].into()),
+            ..TensorProto::default()
+        }
+    }
+
+    fn node(name: &str, inputs: &[&str], output: &str) -> NodeProto {
+        let input = inputs.iter().map(|input| (*input).to_owned()).collect();
+        NodeProto { op_type: name.into(), input, output: vec![output.into()], ..NodeProto::default() }
+    }
+
+    /// A layer whose hidden states are what `before` makes of the input `x` and the weight `g`.
+    fn model([states, activations, weights]: [DataType; 3], before: Vec<NodeProto>) -> ModelProto {
+        let mut layer = node(FEED_FORWARD.name, &["h", "r", "i", "o"], "y");
+        layer.domain = DOMAIN.into();
+        let [top_k, gated] = ["top_k", "gated"].map(|name| AttributeProto::int(name, 1));
+        let [gate, silu] =
+            [("gate_mode", "topk_softmax"), ("activation", "silu")].map(|(k, v)| AttributeProto::text(k, v));
+        layer.attribute = vec![top_k, gate, silu, gated];
+        let rows = ["batch", "sequence"].map(|name| dimension::Value::DimParam(name.into()));
+        let dims = rows.into_iter().chain([dimension::Value::DimValue(2)]).collect();
+        let import = |domain: &str, version| OperatorSetIdProto { domain: domain.into(), version };
+        let graph = GraphProto {
+            node: before.into_iter().chain([layer]).collect(),
+            input: vec![ValueInfoProto::tensor("x", states, Some(dims))],
+            output: vec![ValueInfoProto::tensor("y", activations, None)],
+            initializer: vec![
+                weight("g", activations, &[2]),
+                weight("r", DataType::Float, &[2, 3]),
+                weight("i", weights, &[3, 2, 8]),
+                weight("o", weights, &[3, 4, 2]),
+            ],
+            ..GraphProto::default()
+        };
+        let opset_import = vec![import("", 18), import(DOMAIN, 1)];
+        ModelProto { ir_version: 9, opset_import, graph: Some(graph), ..ModelProto::default() }
+    }
+
+    #[test]
+    fn activations_have_the_type_that_the_graph_gives_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.onnx");
+        for NodeTypes { activations, weights } in NodeTypes::ALL {
+            let MatrixType::Float(weights) = weights else { continue };
+            let (activations, weights) = (kind_of(activations), kind_of(weights));
+            let mut cast = node("Cast", &["x"], "h");
+            cast.attribute.push(AttributeProto::int("to", activations as i64));
+            for (states, before) in [
+                (activations, vec![node("Identity", &["x"], "h")]),
+                (activations, vec![node("Erf", &["x"], "e"), node("Mul", &["e", "g"], "h")]),
+                (activations, vec![node("Erf", &["x"], "h")]),
+                (DataType::Int32, vec![cast]),
+            ] {
+                std::fs::write(&path, model([states, activations, weights], before).encode_to_vec()).unwrap();
+                let cut = cut_operators(&read_model(&path).unwrap()).unwrap();
+                let (inputs, outputs) = (cut[0].file.inputs(), cut[0].file.outputs());
+                let found = [&inputs[0], &outputs[0]].map(|value| (value.name.as_str(), value.data_type));
+                assert_eq!(found, [("hidden_states", activations), ("output", activations)], "{weights:?}");
+            }
+        }
     }
 }

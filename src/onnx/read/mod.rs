@@ -15,6 +15,7 @@ mod operator_node;
 mod positions;
 mod structure;
 mod tensor;
+mod types;
 
 use std::collections::HashMap;
 use std::fs::{self, File};

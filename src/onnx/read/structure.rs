@@ -429,7 +429,7 @@ fn check_permutation(node: &NodeProto) -> Result<(), Fault> {
 }
 
 /// The declared element type of a value.
-fn element_type(value: &ValueInfoProto) -> Option<DataType> {
+pub(super) fn element_type(value: &ValueInfoProto) -> Option<DataType> {
     let Some(type_proto::Value::TensorType(tensor)) = value.r#type.as_ref()?.value.as_ref() else { return None };
     tensor::data_type(tensor.elem_type).ok()
 }
