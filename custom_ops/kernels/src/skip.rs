@@ -1,4 +1,4 @@
-//! The words of tests that find out that they cannot run, or not all of what they hold. Said past the test runner, which
+//! The words of tests that find out that they cannot run, or not all that they hold. Said past the test runner, which
 //! takes such a test for passed and its output for uninteresting.
 
 use std::cell::RefCell;

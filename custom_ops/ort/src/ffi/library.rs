@@ -65,7 +65,7 @@ impl NodeKernel for Kernel {
     }
 
     unsafe fn run(&self, node: &Node, context: *mut OrtKernelContext) -> Result<(), Failure> {
-        // SAFETY: the caller's promise about the context is passed on; the constants of a node are the same in every call.
+        // SAFETY: the caller's promise about the context is passed on; constants of a node are the same in every call.
         let call = unsafe { Call::new(node.api, context, node.operator, node.types, &self.constants) }?;
         match node.types.activations {
             FloatType::F16 => compute::run::<f16>(&self.attributes, &self.prepared, call),

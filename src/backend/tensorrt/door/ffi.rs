@@ -212,7 +212,8 @@ pub(super) unsafe fn abi_version(library: &Library) -> Result<u32, libloading::E
     Ok(unsafe { function() })
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::{fmt::Write, mem::offset_of, mem::size_of, path::Path, process::Command};
 
