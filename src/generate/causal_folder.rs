@@ -3,15 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::GenerateError;
+use super::graphs::{cache_sizes, check_logits};
 use crate::{
     file_names::{CONFIG, ENCODER, GENAI_CONFIG, GENERATION_CONFIG, MODEL, graph_file},
     files::stays_below,
-    onnx::{
-        OnnxFile,
-        proto::tensor_proto::DataType,
-        read::{Dim, ValueInfo},
-        read_model,
-    },
+    onnx::{OnnxFile, read::ValueInfo, read_model},
     text::{CONFIG_FILE as TRANSLATION_CONFIG, Keys, TextError},
 };
 
@@ -191,21 +187,10 @@ fn caches(
     };
     let mut found: Caches = (Vec::new(), Vec::new(), Vec::new());
     while let Some(input) = inputs.iter().find(|input| input.name == layer(&past, found.0.len())[0]) {
-        let Some([_, Dim::Fixed(heads), _, Dim::Fixed(width)]) = input.dims.as_deref() else {
-            return Err(refused(format!(
-                "input `{}` must be [batch, heads, past, width] with fixed sizes",
-                input.name
-            )));
-        };
-        if !matches!(input.data_type, DataType::Float | DataType::Float16) {
-            return Err(refused(format!(
-                "input `{}` is no float of 32 or 16 bits; only caches of these types are kept",
-                input.name
-            )));
-        }
+        let sizes = cache_sizes(input).map_err(refused)?;
         found.1.extend(layer(&past, found.0.len()));
         found.2.extend(layer(&present, found.0.len()));
-        found.0.push([*heads, *width]);
+        found.0.push(sizes);
         if found.0.len() > inputs.len() {
             return Err(refused(format!("{GENAI_CONFIG} names caches without their layer, %d")));
         }
@@ -231,17 +216,5 @@ fn check(graph: &OnnxFile, names: &Names) -> Result<(), String> {
     match names.present.iter().chain([&names.logits]).find(|name| !outputs.contains(name)) {
         Some(name) => Err(format!("there is no output `{name}`")),
         None => Ok(()),
-    }
-}
-
-/// The vocabulary of the logits, where it is fixed.
-fn check_logits(graph: &OnnxFile, name: &str) -> Result<Option<usize>, String> {
-    let Some(logits) = graph.outputs().into_iter().find(|output| output.name == name) else { return Ok(None) };
-    if logits.data_type != DataType::Float {
-        return Err(format!("output `{name}` is no 32-bit float, the only type that is read"));
-    }
-    match logits.dims.as_deref().and_then(<[Dim]>::last) {
-        Some(Dim::Fixed(size)) => Ok(Some(*size)),
-        _ => Ok(None),
     }
 }

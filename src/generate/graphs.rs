@@ -6,7 +6,12 @@ use super::GenerateError;
 use crate::{
     file_names::{DECODER, ENCODER, graph_file},
     metadata,
-    onnx::{OnnxFile, read::Dim, read_model},
+    onnx::{
+        OnnxFile,
+        proto::tensor_proto::DataType,
+        read::{Dim, ValueInfo},
+        read_model,
+    },
     text::CONFIG_FILE,
 };
 
@@ -40,22 +45,15 @@ impl Graphs {
     fn of(encoder: OnnxFile, decoder: OnnxFile) -> Result<Self, (PathBuf, String)> {
         let at_decoder = |what: String| (decoder.path().to_owned(), what);
         let mut caches = Vec::new();
-        while let Some(dims) = dims(&decoder, &format!("past_key_values.{}.decoder.key", caches.len())) {
-            let [_, Dim::Fixed(heads), _, Dim::Fixed(width)] = dims[..] else {
-                let name = format!("past_key_values.{}.decoder.key", caches.len());
-                return Err(at_decoder(format!("input `{name}` must be [batch, heads, past, width] with fixed sizes")));
-            };
-            caches.push([heads, width]);
+        let inputs = decoder.inputs();
+        let of_layer = |layer| inputs.iter().find(|input| input.name == format!("past_key_values.{layer}.decoder.key"));
+        while let Some(input) = of_layer(caches.len()) {
+            caches.push(cache_sizes(input).map_err(at_decoder)?);
         }
         if caches.is_empty() {
             return Err(at_decoder("there is no input `past_key_values.0.decoder.key`: no decoder with caches".into()));
         }
-        let logits = decoder.outputs().into_iter().find(|value| value.name == "logits");
-        let logits = logits.ok_or_else(|| at_decoder("there is no output `logits`".into()))?;
-        let vocabulary = match logits.dims.as_deref().and_then(<[Dim]>::last) {
-            Some(Dim::Fixed(size)) => Some(*size),
-            _ => None,
-        };
+        let vocabulary = check_logits(&decoder, "logits").map_err(at_decoder)?;
         let layers = caches.len();
         check_names(&encoder, layers, &ENCODER_INPUTS, false).map_err(|what| (encoder.path().to_owned(), what))?;
         check_names(&decoder, layers, &DECODER_INPUTS, true).map_err(at_decoder)?;
@@ -85,8 +83,28 @@ pub(super) fn cache_names(start: &str, side: &str, layers: usize) -> Vec<String>
     (0..layers).flat_map(names).collect()
 }
 
-fn dims(file: &OnnxFile, name: &str) -> Option<Vec<Dim>> {
-    file.inputs().into_iter().find(|value| value.name == name).map(|value| value.dims.unwrap_or_default())
+/// Heads and their width of an input that holds a cache.
+pub(super) fn cache_sizes(input: &ValueInfo) -> Result<[usize; 2], String> {
+    let Some([_, Dim::Fixed(heads), _, Dim::Fixed(width)]) = input.dims.as_deref() else {
+        return Err(format!("input `{}` must be [batch, heads, past, width] with fixed sizes", input.name));
+    };
+    match input.data_type {
+        DataType::Float | DataType::Float16 => Ok([*heads, *width]),
+        _ => Err(format!("input `{}` is no float of 32 or 16 bits; only caches of these types are kept", input.name)),
+    }
+}
+
+/// The vocabulary of the logits, where it is fixed.
+pub(super) fn check_logits(graph: &OnnxFile, name: &str) -> Result<Option<usize>, String> {
+    let logits = graph.outputs().into_iter().find(|output| output.name == name);
+    let logits = logits.ok_or_else(|| format!("there is no output `{name}`"))?;
+    if logits.data_type != DataType::Float {
+        return Err(format!("output `{name}` is no 32-bit float, the only type that is read"));
+    }
+    match logits.dims.as_deref().and_then(<[Dim]>::last) {
+        Some(Dim::Fixed(size)) => Ok(Some(*size)),
+        _ => Ok(None),
+    }
 }
 
 /// The inputs must be exactly those of this project's contract, the outputs at least.

@@ -58,28 +58,42 @@ pub(super) fn choose(logits: &[f32], options: &SamplingOptions, random: &mut Ran
 }
 
 fn draw(logits: &[f32], highest: f32, options: &SamplingOptions, random: &mut Random) -> usize {
-    let mut tokens: Vec<usize> = (0..logits.len()).collect();
-    let order = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
-    if options.top_k > 0 && options.top_k < tokens.len() {
-        tokens.select_nth_unstable_by(options.top_k - 1, order);
-        tokens.truncate(options.top_k);
-    }
-    tokens.sort_unstable_by(order);
-    let weight = |token: &usize| (f64::from(logits[*token] - highest) / options.temperature).exp();
-    let mut weights: Vec<f64> = tokens.iter().map(weight).collect();
-    let enough = options.top_p * weights.iter().sum::<f64>();
-    let mut sum = 0.0;
-    let kept = weights.iter().position(|weight| {
-        sum += weight;
-        sum >= enough
-    });
-    weights.truncate(kept.map_or(weights.len(), |last| last + 1));
-    let mut left = random.fraction() * weights.iter().sum::<f64>();
-    let chosen = weights.iter().position(|weight| {
+    let weights = weights(logits, highest, options);
+    let mut left = random.fraction() * weights.iter().map(|(_, weight)| weight).sum::<f64>();
+    let chosen = weights.iter().find(|(_, weight)| {
         left -= weight;
         left < 0.0
     });
-    tokens[chosen.unwrap_or(weights.len() - 1)]
+    // Rounding may leave something: never a token that is excluded.
+    let last = || weights.iter().rfind(|(_, weight)| *weight > 0.0);
+    chosen.or_else(last).map_or(0, |(token, _)| *token)
+}
+
+/// The tokens to draw from and what each weighs: all in their order, or the most probable ones with these in front.
+fn weights(logits: &[f32], highest: f32, options: &SamplingOptions) -> Vec<(usize, f64)> {
+    let order = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let mut tokens: Vec<usize> = (0..logits.len()).collect();
+    if options.top_k > 0 && options.top_k < tokens.len() {
+        tokens.select_nth_unstable_by(options.top_k - 1, order);
+        tokens.truncate(options.top_k);
+        tokens.sort_unstable_by(order);
+    }
+    let weight = |token: usize| libm::exp(f64::from(logits[token] - highest) / options.temperature);
+    let mut weights: Vec<_> = tokens.into_iter().map(|token| (token, weight(token))).collect();
+    if options.top_p < 1.0 {
+        let all = weights.iter().map(|(_, weight)| weight).sum::<f64>();
+        // All tokens below this weigh less together than top-p leaves out, and need no order; half, for rounding.
+        let least = 0.5 * (1.0 - options.top_p) * all / weights.len() as f64;
+        weights.retain(|(_, weight)| *weight >= least);
+        weights.sort_unstable_by(|(a, _), (b, _)| order(a, b));
+        let mut sum = 0.0;
+        let last = weights.iter().position(|(_, weight)| {
+            sum += weight;
+            sum >= options.top_p * all
+        });
+        weights.truncate(last.map_or(weights.len(), |last| last + 1));
+    }
+    weights
 }
 
 #[cfg(test)]
@@ -116,6 +130,26 @@ mod tests {
         assert_shares(SamplingOptions { top_p: 0.5, ..options }, &[1, 3]);
         assert_shares(SamplingOptions { top_p: 0.3, ..options }, &[1]);
         assert_shares(SamplingOptions { top_k: 2, top_p: 0.6, ..options }, &[1, 3]);
+    }
+
+    #[test]
+    fn tokens_that_need_no_order_are_those_that_top_p_leaves_out() {
+        let mut random = Random::stream(3, 0);
+        for temperature in [0.1, 0.7, 3.0] {
+            let logits: Vec<f32> = (0..2000).map(|_| 20.0 * random.unit()).collect();
+            let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let mut sorted: Vec<usize> = (0..logits.len()).collect();
+            sorted.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+            let weight = |token: &usize| (f64::from(logits[*token] - highest) / temperature).exp();
+            let all = sorted.iter().map(weight).sum::<f64>();
+            for top_p in [1e-9, 0.3, 0.9, 0.999, 1.0 - 1e-9] {
+                let options = SamplingOptions { temperature, top_p, ..SamplingOptions::default() };
+                let found: Vec<usize> = weights(&logits, highest, &options).iter().map(|(token, _)| *token).collect();
+                assert_eq!(found, sorted[..found.len()], "{temperature} {top_p}");
+                let reached = |count: usize| sorted[..count].iter().map(weight).sum::<f64>() / all - top_p;
+                assert!(reached(found.len()) >= -1e-12 && reached(found.len() - 1) <= 1e-12, "{temperature} {top_p}");
+            }
+        }
     }
 
     #[test]

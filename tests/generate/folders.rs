@@ -253,6 +253,26 @@ fn broken_folders_are_refused_by_name() {
 }
 
 #[test]
+fn types_that_are_not_kept_are_refused_by_name() {
+    for (name, expected) in [
+        ("past_key_values.1.decoder.key", "is no float of 32 or 16 bits; only caches of these types are kept"),
+        ("logits", "output `logits` is no 32-bit float, the only type that is read"),
+    ] {
+        let error = refused(|out| {
+            edit(&out.join("decoder_model.onnx"), |model| {
+                let graph = model.graph.as_mut().unwrap();
+                let value = graph.input.iter_mut().chain(&mut graph.output).find(|value| value.name == name).unwrap();
+                match value.r#type.as_mut().unwrap().value.as_mut() {
+                    Some(type_proto::Value::TensorType(tensor)) => tensor.elem_type = DataType::Double as i32,
+                    other => panic!("{other:?}"),
+                }
+            });
+        });
+        assert!(error.to_string().ends_with(expected), "{error}");
+    }
+}
+
+#[test]
 fn another_version_of_the_operators_is_refused() {
     let error = refused(|out| {
         edit(&out.join("decoder_model.onnx"), |model| {
