@@ -69,7 +69,8 @@ fn draw(logits: &[f32], highest: f32, options: &SamplingOptions, random: &mut Ra
     chosen.or_else(last).map_or(0, |(token, _)| *token)
 }
 
-/// The tokens to draw from and what each weighs: all in their order, or the most probable ones with these in front.
+/// The tokens to draw from and what each weighs: all in their order, or those that top-k and top-p keep, the most
+/// probable first.
 fn weights(logits: &[f32], highest: f32, options: &SamplingOptions) -> Vec<(usize, f64)> {
     let order = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
     let mut tokens: Vec<usize> = (0..logits.len()).collect();

@@ -50,8 +50,8 @@ pub enum LatencyError {
         /// What is not known.
         what: &'static str,
     },
-    /// A graph fixes a size that no input is made of.
-    #[error("{}: input \"{input}\" is {dims}: {what}", .model.display())]
+    /// A graph fixes a size of 0.
+    #[error("{}: input \"{input}\" is {dims}: it holds no value", .model.display())]
     FixedSize {
         /// The graph.
         model: PathBuf,
@@ -59,8 +59,6 @@ pub enum LatencyError {
         input: String,
         /// Its dimensions.
         dims: String,
-        /// What is wrong with them.
-        what: String,
     },
     /// Inputs would fill the memory.
     #[error("input \"{input}\" of shape {shape:?}: {what}")]

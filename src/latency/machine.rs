@@ -73,7 +73,7 @@ pub struct Ticks {
 impl Machine {
     /// Name of the processor.
     pub fn processor() -> Option<String> {
-        processor(&text("/proc/cpuinfo")?)
+        processor(&text("/proc/cpuinfo").unwrap_or_default())
     }
 
     /// Reads what there is to read.
@@ -158,6 +158,7 @@ fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
 }
 
 /// The processor of a `/proc/cpuinfo`: its name, or on ARM, where there is none, the numbers of each kind of core.
+/// Windows has a variable in place of that file.
 fn processor(cpuinfo: &str) -> Option<String> {
     if let Some(name) = fields(cpuinfo, "model name").next() {
         return Some(name.to_owned());
@@ -168,7 +169,8 @@ fn processor(cpuinfo: &str) -> Option<String> {
         format!("ARM implementer {implementer} part {part} variant {variant} revision {revision}")
     };
     let kinds: BTreeSet<String> = parts.map(text).collect();
-    (!kinds.is_empty()).then(|| kinds.into_iter().collect::<Vec<_>>().join(", "))
+    let name = (!kinds.is_empty()).then(|| kinds.into_iter().collect::<Vec<_>>().join(", "));
+    name.or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok().filter(|_| cfg!(windows)))
 }
 
 fn kilobytes(text: &str, name: &str) -> Option<u64> {

@@ -7,7 +7,7 @@ use crate::{
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
-        read::{Dim, ValueInfo, dims_text, is_past, sum},
+        read::{Dim, ValueInfo, dims_text, sum},
     },
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
@@ -24,9 +24,6 @@ pub const PAST: &str = "past_sequence";
 
 /// Largest value of a float input, as of a normalised row.
 const FLOAT_RANGE: f32 = 1.7;
-
-/// Most values of an input at sizes that a graph fixes, each other size being 1.
-const MOST_FIXED: usize = 1 << 28;
 
 /// Most bytes of all inputs together.
 const MOST_BYTES: usize = 1 << 36;
@@ -166,7 +163,10 @@ pub(super) fn check_length(file: &OnnxFile, point: &Sizes) -> Result<(), Latency
     }
 }
 
-/// Fails where a graph fixes sizes at which an input is empty or would fill the memory; a past may be empty.
+/// Where an input that holds a cache says how many tokens that is of.
+const PAST_AXIS: usize = 2;
+
+/// Fails where a graph fixes a size of 0, but for that of a past.
 ///
 /// # Errors
 ///
@@ -174,14 +174,11 @@ pub(super) fn check_length(file: &OnnxFile, point: &Sizes) -> Result<(), Latency
 pub(super) fn check_fixed(file: &OnnxFile) -> Result<(), LatencyError> {
     for input in file.inputs() {
         let Some(dims) = &input.dims else { continue };
-        let fixed = || dims.iter().filter_map(|dim| if let Dim::Fixed(size) = dim { Some(*size) } else { None });
-        let what = match fixed().fold(1, |count: usize, size| count.saturating_mul(size.max(1))) {
-            _ if fixed().any(|size| size == 0) && !is_past(&input.name) => "it holds no value".to_owned(),
-            count if count > MOST_FIXED => format!("more than {MOST_FIXED} values"),
-            _ => continue,
-        };
-        let (model, dims) = (file.path().to_path_buf(), dims_text(dims));
-        return Err(LatencyError::FixedSize { model, input: input.name, dims, what });
+        let may_be_empty = |axis| axis == PAST_AXIS && input.name.starts_with("past");
+        if dims.iter().enumerate().any(|(axis, dim)| *dim == Dim::Fixed(0) && !may_be_empty(axis)) {
+            let (model, dims) = (file.path().to_path_buf(), dims_text(dims));
+            return Err(LatencyError::FixedSize { model, input: input.name, dims });
+        }
     }
     Ok(())
 }
@@ -191,7 +188,8 @@ pub(super) fn check_fixed(file: &OnnxFile) -> Result<(), LatencyError> {
 ///
 /// # Errors
 ///
-/// Where a size is missing or unused, a row is too long for the graph, and where nothing is known of an input.
+/// Where a size is missing, unused or 0, a row is too long for the graph, where nothing is known of an input, and where
+/// the inputs take more than 64 GiB or than memory has.
 pub fn inputs_at(file: &OnnxFile, grid: &Grid, seed: u64) -> Result<NamedTensors, LatencyError> {
     check_fixed(file)?;
     let axes = axes(file);
@@ -208,7 +206,7 @@ pub fn inputs_at(file: &OnnxFile, grid: &Grid, seed: u64) -> Result<NamedTensors
 ///
 /// # Errors
 ///
-/// Where nothing is known of an input.
+/// Where nothing is known of an input, and where the inputs take more than [`MOST_BYTES`] or than memory has.
 pub(super) fn random_inputs(file: &OnnxFile, point: &Sizes, random: &mut Random) -> Result<NamedTensors, LatencyError> {
     let rows = file.looked_up_rows();
     let mut inputs = NamedTensors::new();

@@ -27,10 +27,11 @@ pub(crate) const NO_TOKENIZER: &str =
 pub(crate) const NO_DICTIONARY: &str = "note: no dictionary was found, and `generate` needs one: export with --dict \
                                         FILE, or --source-dict and --target-dict\n";
 
-/// stderr without these notes and without the verdict that stands beside a JSON document.
-pub(crate) fn beside(stderr: &str) -> String {
-    let is_known = |line: &str| [NO_TOKENIZER, NO_DICTIONARY].contains(&line) || line.starts_with("verified on ");
-    stderr.split_inclusive('\n').filter(|line| !is_known(line)).collect()
+/// stderr of a command without these notes, and without the verdict that stands beside a JSON document.
+pub(crate) fn beside(line: &str, stderr: &str) -> String {
+    let is_verdict = |said: &str| line.contains("--json") && said.starts_with("verified on ");
+    let is_known = |said: &str| [NO_TOKENIZER, NO_DICTIONARY].contains(&said) || is_verdict(said);
+    stderr.split_inclusive('\n').filter(|said| !is_known(said)).collect()
 }
 
 /// A folder that is removed at the end of a test.
@@ -129,7 +130,9 @@ impl Scene {
     #[track_caller]
     pub(crate) fn accepts(&self, line: &str) -> String {
         let Outcome { code, stdout, stderr } = self.moa(line);
-        assert_eq!((code, beside(&stderr).as_str()), (Some(0), ""), "moa-export {line}\n{stdout}");
+        assert!(!stderr.contains(NO_TOKENIZER) || !self.path("ck/tokenizer.json").exists(), "{stderr}");
+        assert!(!stderr.contains(NO_DICTIONARY) || !self.path("ck/dict.txt").exists(), "{stderr}");
+        assert_eq!((code, beside(line, &stderr).as_str()), (Some(0), ""), "moa-export {line}\n{stdout}");
         stdout
     }
 
@@ -173,7 +176,7 @@ impl Outcome {
 
     #[track_caller]
     pub(crate) fn assert_failed(&self, what: &str, code: u8, parts: &[&str]) {
-        let stderr = &beside(&self.stderr);
+        let stderr = &beside(what, &self.stderr);
         assert_eq!(self.code, Some(code.into()), "{what}\n{stderr}");
         let lines: Vec<_> = stderr.lines().collect();
         let (error, help) = match lines.as_slice() {

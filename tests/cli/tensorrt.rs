@@ -80,7 +80,7 @@ impl Stage {
     #[track_caller]
     pub(crate) fn accepts(&self, words: &str, line: &str) -> String {
         let outcome = self.moa(words, line);
-        assert_eq!((outcome.code, beside(&outcome.stderr).as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
+        assert_eq!((outcome.code, beside(line, &outcome.stderr).as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
         outcome.stdout
     }
 

@@ -36,7 +36,7 @@ impl Engines {
     #[track_caller]
     fn accepts(&self, words: &str, line: &str) -> String {
         let outcome = Outcome::of(self.command(words, line));
-        assert_eq!((outcome.code, beside(&outcome.stderr).as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
+        assert_eq!((outcome.code, beside(line, &outcome.stderr).as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
         outcome.stdout
     }
 

@@ -15,7 +15,7 @@ pub(crate) struct Foreign {
 }
 
 /// All but what tract needs, which compiles C.
-const WITHOUT_C: [&str; 13] = [
+const WITHOUT_C: [&str; 15] = [
     "-p",
     "moa-schema",
     "-p",
@@ -29,6 +29,8 @@ const WITHOUT_C: [&str; 13] = [
     "--no-default-features",
     "--features",
     "moa-export/ort",
+    "--features",
+    "moa-ort/cuda",
 ];
 
 /// Each has its folder for builds, named as the target.

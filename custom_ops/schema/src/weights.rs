@@ -29,8 +29,13 @@ const OF_CALLS: [&str; 5] = ["B", "T", "P", "P + T", "S"];
 /// As those of a call whose other inputs fit.
 pub fn check_constants(attributes: &Attributes, given: &[Given<'_>]) -> Result<(), ShapeError> {
     let sizes = Sizes::of(attributes, given);
-    let inputs = attributes.operator().inputs.iter().zip(given);
-    let shapes: Vec<_> = inputs.map(|(input, given)| sizes.shape(input, *given)).collect();
+    let operator = attributes.operator();
+    let is_constant = |index: usize| matches!(given.get(index), Some(Given::Constant(_)));
+    let belongs_to_computed = |index| operator.matrices().any(|[matrix, scale]| scale == index && !is_constant(matrix));
+    let inputs = operator.inputs.iter().zip(given).enumerate();
+    let shapes: Vec<_> = inputs
+        .map(|(index, (input, given))| sizes.shape(input, *given).filter(|_| !belongs_to_computed(index)))
+        .collect();
     let shapes: Vec<_> = shapes.iter().map(Option::as_deref).collect();
     match attributes {
         Attributes::SelfAttention(attributes) => SelfAttentionDims::new(&shapes, attributes).map(drop),
@@ -130,7 +135,7 @@ impl Sizes {
         })
     }
 
-    /// The shape of an input, where it is computed one that fits; none of scales, which may have two.
+    /// The shape of an input, where it is computed one that fits; none of computed scales, which may have two.
     fn shape(&self, input: &Parameter, given: Given<'_>) -> Option<Vec<usize>> {
         match given {
             Given::Absent => None,
@@ -246,6 +251,23 @@ mod tests {
             &[OF_TOKENS.as_slice(), &["query_weight", "kv_weight", "output_weight"]].concat(),
         );
         assert_eq!(error, Err("MoASelfAttention: top_k is 9, but the router has 4 experts".into()));
+    }
+
+    /// Nothing else tells how many columns such a matrix has.
+    #[test]
+    fn scales_of_computed_matrices_are_left_to_each_call() {
+        for attributes in [own_attributes(2, 2), cross_attributes(2, 2), ffn_attributes(2, true), Attributes::LmHead] {
+            let operator = attributes.operator();
+            for [_, scale] in operator.matrices() {
+                let scale = operator.inputs[scale];
+                let shape: &[usize] = if scale.dims.len() == 1 { &[30] } else { &[4, 30] };
+                let computed: Vec<_> =
+                    operator.inputs.iter().filter(|input| **input != scale).map(|input| input.name).collect();
+                assert_eq!(verdict(attributes, &[(scale.name, shape)], &computed), Ok(()), "{}", scale.name);
+            }
+        }
+        let head = [("output_weight", &[6, 9][..]), ("output_scale", &[30])];
+        assert!(verdict(Attributes::LmHead, &head, &["hidden_states"]).is_err());
     }
 
     #[test]

@@ -427,13 +427,17 @@ impl From<LatencyError> for Failure {
                 return Self::new(Code::BenchUsage, message, Some(&help));
             }
             LatencyError::UnusedAxis { .. } => (Code::BenchUsage, Some("leave out the option that gives it a size")),
-            LatencyError::FixedSize { .. } => (Code::OnnxMalformed, Some("declare another size, or a name for any")),
-            LatencyError::UnknownInput { .. } => (Code::BenchUsage, Some("give all inputs with --inputs FILE")),
+            LatencyError::FixedSize { .. } | LatencyError::UnknownInput { .. } => {
+                (Code::BenchUsage, Some("give all inputs with --inputs FILE"))
+            }
             LatencyError::MissingInput { .. } => {
                 (Code::Inputs, Some("inputs are one .safetensors file with a tensor per graph input"))
             }
-            LatencyError::TooLong { .. } | LatencyError::TooLarge { .. } => {
+            LatencyError::TooLong { .. } => {
                 (Code::BenchUsage, Some("give smaller sizes to --seq, --past and --source"))
+            }
+            LatencyError::TooLarge { .. } => {
+                (Code::BenchUsage, Some("give smaller sizes to --batch, --seq, --past, --source or --dim"))
             }
             LatencyError::NoOperators { .. } | LatencyError::Cut { .. } => (Code::BenchUnsupported, Some(form)),
             LatencyError::Steering { .. } => (Code::BenchUnsupported, Some("leave out --routing")),

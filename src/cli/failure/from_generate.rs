@@ -3,7 +3,7 @@
 use super::{Code, Failure};
 use crate::{
     generate::GenerateError,
-    text::{CONFIG_FILE, TOKENIZER_FILE},
+    text::{CONFIG_FILE, TOKENIZER_FILE, TextError},
 };
 
 impl From<GenerateError> for Failure {
@@ -12,8 +12,9 @@ impl From<GenerateError> for Failure {
         match error {
             GenerateError::Text(error) => {
                 let again = "copy the file again from where the model came from, or export again with --force";
+                let of_export = matches!(error, TextError::Dictionary { .. });
                 let failure = Self::from(error);
-                Self { help: failure.help.or_else(|| Some(again.into())), ..failure }
+                Self { help: failure.help.filter(|_| !of_export).or_else(|| Some(again.into())), ..failure }
             }
             GenerateError::TwoExports { .. } => {
                 Self::new(Code::OnnxMalformed, message, Some("export both again into one folder"))

@@ -1,4 +1,4 @@
-//! The contract of our operators, as far as a node alone tells: inputs, outputs, attributes.
+//! The contract of our operators: inputs, outputs, attributes, shapes of weights, and the body.
 
 use std::collections::HashMap;
 

@@ -280,7 +280,9 @@ impl<'a> Scope<'a> {
         }
         self.nodes(&graph.node)?;
         if is_outermost && graph.output.is_empty() {
-            return Err(Fault::malformed("the graph has no output".into()));
+            return Err(
+                Fault::malformed("the graph has no output".into()).help("declare what it computes as an output")
+            );
         }
         let mut outputs = HashSet::new();
         for output in &graph.output {

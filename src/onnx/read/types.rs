@@ -7,7 +7,7 @@ use crate::onnx::proto::{NodeProto, tensor_proto::DataType};
 const OF_ONE_TYPE: [&str; 7] = ["Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "LayerNormalization"];
 
 /// Further ones whose first input has it.
-const OF_FIRST_TYPE: [&str; 15] = [
+const OF_FIRST_TYPE: [&str; 14] = [
     "Identity",
     "Dropout",
     "Pow",
@@ -22,8 +22,10 @@ const OF_FIRST_TYPE: [&str; 15] = [
     "Slice",
     "Squeeze",
     "Unsqueeze",
-    "RMSNormalization",
 ];
+
+/// One whose second input has it.
+const OF_SECOND_TYPE: [&str; 1] = ["RMSNormalization"];
 
 impl OnnxFile {
     /// The element type of a value of the graph: as it is declared, or as the nodes before it say.
@@ -34,16 +36,21 @@ impl OnnxFile {
                 return Some(declared);
             }
             let node = self.producer(value)?;
+            if node.output.first().is_none_or(|output| output != value) {
+                return None;
+            }
             let by_all = is_standard(node, &OF_ONE_TYPE);
             if let Some(declared) = node.input.iter().filter(|_| by_all).find_map(|input| self.declared_type(input)) {
                 return Some(declared);
             }
             match node.op_type.as_str() {
                 "Cast" if node.domain.is_empty() => return tensor::data_type(cast_to(node)?).ok(),
-                _ if by_all || is_standard(node, &OF_FIRST_TYPE) || is_output(node, value) => {}
+                _ if is_standard(node, &OF_SECOND_TYPE) => value = node.input.get(1)?,
+                _ if by_all || is_standard(node, &OF_FIRST_TYPE) || operator_of(node).is_some() => {
+                    value = node.input.first()?;
+                }
                 _ => return None,
             }
-            value = node.input.first()?;
         }
         None
     }
@@ -60,11 +67,6 @@ impl OnnxFile {
 
 fn is_standard(node: &NodeProto, operators: &[&str]) -> bool {
     node.domain.is_empty() && operators.contains(&node.op_type.as_str())
-}
-
-/// Whether `value` is what a node of ours makes of its hidden states.
-fn is_output(node: &NodeProto, value: &str) -> bool {
-    operator_of(node).is_some() && node.output.first().is_some_and(|output| output == value)
 }
 
 fn cast_to(node: &NodeProto) -> Option<i32> {

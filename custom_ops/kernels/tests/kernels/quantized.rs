@@ -30,8 +30,8 @@ fn keeping(limit: Instructions) -> Prepared {
 /// Makes matrices integers.
 pub(crate) type Rounding = fn(&mut [f32], [usize; 2]) -> Narrow;
 
-/// Most instructions, and the types of integers for which rows are rounded then, or those for which they are not; a
-/// word where there are none, which is `skip` where a test holds nothing else.
+/// Most instructions, and the types of integers for which rows are rounded then, or those for which they are not. Where
+/// there are none, `say` is called: `skip` where a test checks nothing else.
 pub(crate) fn types(rounded: bool, say: fn(&str)) -> impl Iterator<Item = (Instructions, Rounding)> {
     let types: [(Rounding, _); 2] = [
         (integers, WeightData::I8 { values: &[], scales: &[] }),

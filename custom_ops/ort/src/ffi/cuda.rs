@@ -24,7 +24,8 @@ pub(super) struct CudaEntry {
     element: Element,
 }
 
-impl NodeKernel for GpuKernel {
+// SAFETY: the first field of its entry is one.
+unsafe impl NodeKernel for GpuKernel {
     type Entry = CudaEntry;
 
     const PROVIDER: &'static CStr = c"CUDAExecutionProvider";
@@ -68,7 +69,8 @@ pub(super) fn entries() -> impl Iterator<Item = *const OrtCustomOp> {
 
 impl CudaEntry {
     fn new(operator: Operator, element: Element) -> Self {
-        Self { entry: Entry::new::<GpuKernel>(operator, types_of(element)), element }
+        // SAFETY: whole entries of this type are registered.
+        Self { entry: unsafe { Entry::new::<GpuKernel>(operator, types_of(element)) }, element }
     }
 }
 

@@ -46,7 +46,8 @@ struct Kernel {
     constants: Vec<Option<Shape>>,
 }
 
-impl NodeKernel for Kernel {
+// SAFETY: it is one.
+unsafe impl NodeKernel for Kernel {
     type Entry = Entry;
 
     const PROVIDER: &'static CStr = c"CPUExecutionProvider";
@@ -75,7 +76,9 @@ impl NodeKernel for Kernel {
 }
 
 static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
-    let types = |operator: Operator| operator.types().map(move |types| Entry::new::<Kernel>(operator, types));
+    // SAFETY: it is registered as it is.
+    let entry = |operator, types| unsafe { Entry::new::<Kernel>(operator, types) };
+    let types = |operator: Operator| operator.types().map(move |types| entry(operator, types));
     OPERATORS.into_iter().flat_map(types).collect()
 });
 
@@ -90,7 +93,11 @@ unsafe impl Send for Domain {}
 
 impl Entry {
     /// Of an operator whose nodes have kernels of this kind.
-    pub(super) fn new<K: NodeKernel>(operator: Operator, types: NodeTypes) -> Self {
+    ///
+    /// # Safety
+    ///
+    /// It is registered as a part of a `K::Entry`.
+    pub(super) unsafe fn new<K: NodeKernel>(operator: Operator, types: NodeTypes) -> Self {
         // SAFETY: a version number and optional function pointers: all zeros is a value of each field.
         let absent: OrtCustomOp = unsafe { std::mem::zeroed() };
         let mut callbacks = OrtCustomOp {
@@ -285,9 +292,9 @@ unsafe extern "system" fn end_version(_: *const OrtCustomOp) -> c_int {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::api::Status;
     use ort_sys::OrtApi;
 
+    use super::super::api::Status;
     use super::super::api::tests::{fake, kept};
     use super::super::node_kernel::{Held, create, run};
     use super::*;

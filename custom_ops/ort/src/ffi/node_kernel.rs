@@ -18,8 +18,12 @@ pub(super) struct Node {
 }
 
 /// The kernel of one node.
-pub(super) trait NodeKernel: Sized {
-    /// What is registered for it; its first field is an [`Entry`].
+///
+/// # Safety
+///
+/// `Entry` is `repr(C)`, and its first field is an [`Entry`], or it is one.
+pub(super) unsafe trait NodeKernel: Sized {
+    /// What is registered for it.
     type Entry: 'static;
 
     /// Name of the provider that it computes for.
