@@ -213,16 +213,19 @@ pub(super) fn random_inputs(file: &OnnxFile, point: &Sizes, random: &mut Random)
     let mut free = MOST_BYTES;
     for input in file.inputs() {
         let shape = shape(&input, point)?;
-        let too_large = |what| LatencyError::TooLarge { input: input.name.clone(), shape: shape.clone(), what };
         let width = input.data_type.bits().unwrap_or(8).div_ceil(8);
         let bytes = shape.iter().try_fold(width, |bytes, size| bytes.checked_mul(*size));
         let rest = bytes.and_then(|bytes| free.checked_sub(bytes));
-        free = rest.ok_or_else(|| too_large(format!("the inputs take more than {MOST_BYTES} bytes")))?;
+        free =
+            rest.ok_or_else(|| too_large(&input, &shape, format!("the inputs take more than {MOST_BYTES} bytes")))?;
         let data = values(&input, &shape, point, rows.get(&input.name).copied(), random)?;
-        let data = data.map_err(|_| too_large("it takes more than memory has".to_owned()))?;
         inputs.insert(input.name, Tensor::new(shape, data)?);
     }
     Ok(inputs)
+}
+
+fn too_large(input: &ValueInfo, shape: &[usize], what: String) -> LatencyError {
+    LatencyError::TooLarge { input: input.name.clone(), shape: shape.to_vec(), what }
 }
 
 /// As many values, where memory has room for them.
@@ -251,13 +254,16 @@ fn values(
     point: &Sizes,
     rows: Option<i64>,
     random: &mut Random,
-) -> Result<Result<TensorData, TryReserveError>, LatencyError> {
+) -> Result<TensorData, LatencyError> {
     let count = shape.iter().product();
     let unknown = |what| LatencyError::UnknownInput { input: input.name.clone(), what };
+    let no_room = |_: TryReserveError| too_large(input, shape, "it takes more than memory has".to_owned());
     let mut float = || FLOAT_RANGE * random.unit();
     let integers = match input.data_type {
-        DataType::Float => return Ok(filled(count, |_| float()).map(TensorData::F32)),
-        DataType::Float16 => return Ok(filled(count, |_| half::f16::from_f32(float())).map(TensorData::F16)),
+        DataType::Float => return filled(count, |_| float()).map(TensorData::F32).map_err(no_room),
+        DataType::Float16 => {
+            return filled(count, |_| half::f16::from_f32(float())).map(TensorData::F16).map_err(no_room);
+        }
         DataType::Int64 | DataType::Int32 if input.name.ends_with("mask") => filled(count, |_| 1),
         DataType::Int64 | DataType::Int32 if input.name == "position_ids" => {
             let past = point.get(PAST).copied().unwrap_or(0);
@@ -271,10 +277,11 @@ fn values(
         }
         _ => return Err(unknown("values of its type cannot be made")),
     };
-    Ok(integers.and_then(|integers| match input.data_type {
+    let typed = integers.and_then(|integers| match input.data_type {
         DataType::Int32 => filled(count, |place| integers[place] as i32).map(TensorData::I32),
         _ => Ok(TensorData::I64(integers)),
-    }))
+    });
+    typed.map_err(no_room)
 }
 
 /// The point at which `inputs` lie, by the names of the graph's axes.

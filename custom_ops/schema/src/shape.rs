@@ -8,11 +8,22 @@ use crate::{
 
 /// Why the inputs of a node cannot be computed; the text names operator, input, expected and found shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShapeError(String);
+pub struct ShapeError {
+    operator: &'static str,
+    what: String,
+}
+
+impl ShapeError {
+    /// The text without the operator, for a message that names the node.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+}
 
 impl std::fmt::Display for ShapeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        let Self { operator, what } = self;
+        write!(f, "{operator}: {what}")
     }
 }
 
@@ -28,8 +39,8 @@ pub fn refuse_integers(operator: &Operator, shapes: &[Option<&[usize]>]) -> Resu
     let is_scale =
         |(input, shape): &(&Parameter, &Option<&[usize]>)| shape.is_some() && input.element == ElementType::Scale;
     let Some((input, _)) = operator.inputs.iter().zip(shapes).find(is_scale) else { return Ok(()) };
-    let (operator, name) = (operator.name, input.name);
-    Err(ShapeError(format!("{operator}: input `{name}` is for weights in integers, which are not served here")))
+    let what = format!("input `{}` is for weights in integers, which are not served here", input.name);
+    Err(ShapeError { operator: operator.name, what })
 }
 
 /// Sizes of a `MoASelfAttention` node; symbols as in the crate documentation.
@@ -95,12 +106,7 @@ impl<'a> Shapes<'a> {
 
     fn fail<T>(&self, index: usize, found: &str) -> Result<T, ShapeError> {
         let input = self.operator.inputs[index];
-        Err(ShapeError(format!(
-            "{}: input `{}` must be {}, found {found}",
-            self.operator.name,
-            input.name,
-            input.shape()
-        )))
+        self.error(&format!("input `{}` must be {}, found {found}", input.name, input.shape()))
     }
 
     /// The shape of a required input of rank `N`.
@@ -137,7 +143,7 @@ impl<'a> Shapes<'a> {
     }
 
     fn error<T>(&self, text: &str) -> Result<T, ShapeError> {
-        Err(ShapeError(format!("{}: {text}", self.operator.name)))
+        Err(ShapeError { operator: self.operator.name, what: text.to_owned() })
     }
 
     fn check_top_k(&self, top_k: usize, experts: usize) -> Result<(), ShapeError> {
@@ -223,13 +229,13 @@ impl SelfAttentionDims {
     /// `room` says when a cache may have room.
     fn short_mask(&self, rows: usize, room: &str) -> ShapeError {
         let Self { tokens, past, .. } = *self;
-        ShapeError(format!(
-            "{}: attention_mask has {} columns, expected {}: {rows} of the past and {tokens} of hidden_states; fewer are \
+        let what = format!(
+            "attention_mask has {} columns, expected {}: {rows} of the past and {tokens} of hidden_states; fewer are \
              for caches with room, {room}",
-            SELF_ATTENTION.name,
             past + tokens,
             rows + tokens,
-        ))
+        );
+        ShapeError { operator: SELF_ATTENTION.name, what }
     }
 
     /// As [`SelfAttentionDims::new`], for an implementation that serves shared caches: beside the sizes the capacity

@@ -155,10 +155,7 @@ fn check_weights<'a>(
         Some(None) => Given::Computed,
         Some(Some(shape)) => Given::Constant(shape),
     });
-    check_constants(attributes, &given.collect::<Vec<_>>()).map_err(|error| {
-        let text = error.to_string();
-        text.strip_prefix(&format!("{}: ", operator.name)).unwrap_or(&text).to_owned()
-    })
+    check_constants(attributes, &given.collect::<Vec<_>>()).map_err(|error| error.what().to_owned())
 }
 
 /// The accuracy level of a node of ours that was checked; that of others, and where there is none, is the default.
