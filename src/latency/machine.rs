@@ -73,7 +73,8 @@ pub struct Ticks {
 impl Machine {
     /// Name of the processor.
     pub fn processor() -> Option<String> {
-        processor(&text("/proc/cpuinfo").unwrap_or_default())
+        let by_system = || std::env::var("PROCESSOR_IDENTIFIER").ok().filter(|_| cfg!(windows));
+        text("/proc/cpuinfo").as_deref().and_then(processor).or_else(by_system)
     }
 
     /// Reads what there is to read.
@@ -84,7 +85,7 @@ impl Machine {
         let mhz = clocks().reduce(f64::min).zip(clocks().reduce(f64::max)).map(|(low, high)| [low, high]);
         let is_virtual = |flags: &str| flags.split_whitespace().any(|flag| flag == "hypervisor");
         Self {
-            cpu: processor(&cpuinfo),
+            cpu: Self::processor(),
             cpus: fields(&cpuinfo, "processor").count(),
             usable_cpus: std::thread::available_parallelism().map_or(1, usize::from),
             affinity: fields(&status, "Cpus_allowed_list").next().map(str::to_owned),
@@ -158,7 +159,6 @@ fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
 }
 
 /// The processor of a `/proc/cpuinfo`: its name, or on ARM, where there is none, the numbers of each kind of core.
-/// Windows has a variable in place of that file.
 fn processor(cpuinfo: &str) -> Option<String> {
     if let Some(name) = fields(cpuinfo, "model name").next() {
         return Some(name.to_owned());
@@ -169,8 +169,7 @@ fn processor(cpuinfo: &str) -> Option<String> {
         format!("ARM implementer {implementer} part {part} variant {variant} revision {revision}")
     };
     let kinds: BTreeSet<String> = parts.map(text).collect();
-    let name = (!kinds.is_empty()).then(|| kinds.into_iter().collect::<Vec<_>>().join(", "));
-    name.or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok().filter(|_| cfg!(windows)))
+    (!kinds.is_empty()).then(|| kinds.into_iter().collect::<Vec<_>>().join(", "))
 }
 
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
