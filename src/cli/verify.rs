@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use clap::ValueEnum;
-use moa_graphs::Precision;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -26,7 +25,7 @@ use crate::{
     backend::{BackendErrorKind, Ranges, names},
     checkpoint::Checkpoint,
     parity::{
-        BackendReport, Comparison, Constants, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, NodeAudit,
+        AuditOutcome, BackendReport, Comparison, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS,
         RoundingCost, Skip, Step, ToleranceOptions, Verification, VerifyOptions, Watch, verify_watched,
     },
 };
@@ -211,7 +210,7 @@ fn text(arguments: &VerifyArguments, result: &Verification, verdict: Verdict) ->
         arguments.checkpoint.display(),
         result.family,
         result.form,
-        result.dtype
+        result.dtype.as_str()
     );
     if let Some(mode) = &result.gate_mode {
         text.push_str(&format!("gates: {mode}, in place of the family's\n"));
@@ -250,10 +249,10 @@ fn verified(result: &Verification) -> String {
         let names: Vec<_> = result.audits.iter().filter(|audit| of(audit)).map(|audit| audit.graph.as_str()).collect();
         Some(names.join(" and ")).filter(|names| !names.is_empty())
     };
-    if let Some(names) = named(|audit| matches!(audit.constants, Constants::Skipped(_))) {
+    if let Some(names) = named(|audit| matches!(audit.outcome, AuditOutcome::Skipped(_))) {
         text.push_str(&format!("; the weights of {names} were NOT compared"));
     }
-    if let Some(names) = named(|audit| audit.nodes.as_ref().is_some_and(|nodes| nodes.difference.is_some())) {
+    if let Some(names) = named(|audit| audit.nodes().is_some_and(|nodes| nodes.difference.is_some())) {
         text.push_str(&format!("; the graph of {names} was changed, and is proved for these inputs alone"));
     }
     text
@@ -276,19 +275,15 @@ pub(super) fn left_out(result: &Verification) -> BTreeSet<String> {
 
 /// What weights of few bits change, a line for each graph.
 pub(super) fn rounding_costs(result: &Verification) -> Vec<String> {
-    let is_of_integers = Precision::parse(&result.dtype).is_some_and(|precision| precision.integers().is_some());
-    if result.rounding_cost.is_empty() && is_of_integers {
-        return vec![format!(
-            "what the rounding to {} changes was not seen: no backend ran a graph to the end",
-            result.dtype
-        )];
+    let dtype = result.dtype.as_str();
+    if result.rounding_cost.is_empty() && result.dtype.integers().is_some() {
+        return vec![format!("what the rounding to {dtype} changes was not seen: no backend ran a graph to the end")];
     }
     let line = |cost: &RoundingCost| {
         let share = |some: usize, all: usize| format!("{:.1} % of {all}", 100.0 * some as f64 / all.max(1) as f64);
         let mut text = format!(
-            "{} in {}, beside the checkpoint's own weights on these inputs: the same experts in {} choices",
+            "{} in {dtype}, beside the checkpoint's own weights on these inputs: the same experts in {} choices",
             cost.graph,
-            result.dtype,
             share(cost.same_experts, cost.decisions),
         );
         if cost.positions > 0 {
@@ -302,9 +297,9 @@ pub(super) fn rounding_costs(result: &Verification) -> Vec<String> {
 
 pub(super) fn audit_line(audit: &FileAudit) -> String {
     let name = &audit.graph;
-    let weights = match &audit.constants {
-        Constants::Compared(weights) => weights,
-        Constants::Skipped(why) => return format!("weights of {name}: skipped, {why}\n"),
+    let (weights, nodes) = match &audit.outcome {
+        AuditOutcome::Compared { weights, nodes } => (weights, nodes),
+        AuditOutcome::Skipped(why) => return format!("weights of {name}: skipped, {why}\n"),
     };
     let mut text = match weights.fault_count {
         0 => format!("weights of {name}: {} constants equal the checkpoint bit for bit\n", weights.tensors),
@@ -317,28 +312,23 @@ pub(super) fn audit_line(audit: &FileAudit) -> String {
     if let Some(more) = weights.fault_count.checked_sub(weights.faults.len()).filter(|more| *more > 0) {
         text.push_str(&format!("  and {more} more\n"));
     }
-    match &audit.nodes {
-        Some(NodeAudit { nodes, difference: None, .. }) => {
-            text.push_str(&format!("graph of {name}: {nodes} nodes are those that the checkpoint gives\n"));
-        }
-        Some(NodeAudit { difference: Some(found), .. }) => {
-            text.push_str(&format!(
-                "graph of {name}: {found} is NOT what the checkpoint gives; beyond the weights, what it computes was \
-                 compared for these inputs alone\n"
-            ));
-        }
-        None => {}
-    }
-    let faults = audit.nodes.iter().flat_map(|nodes| nodes.order.iter().chain(&nodes.value));
+    text.push_str(&match &nodes.difference {
+        None => format!("graph of {name}: {} nodes are those that the checkpoint gives\n", nodes.nodes),
+        Some(found) => format!(
+            "graph of {name}: {found} is NOT what the checkpoint gives; beyond the weights, what it computes was \
+             compared for these inputs alone\n"
+        ),
+    });
+    let faults = nodes.order.iter().chain(&nodes.value);
     text.extend(faults.map(|fault| format!("graph of {name}: FAULT, {fault}\n")));
     text
 }
 
 /// Where constants that differ may come from.
 pub(super) fn origin(result: &Verification) -> Option<&'static str> {
-    let most_differ = |audit: &FileAudit| match &audit.constants {
-        Constants::Compared(weights) => 2 * weights.fault_count > weights.tensors,
-        Constants::Skipped(_) => false,
+    let most_differ = |audit: &FileAudit| match &audit.outcome {
+        AuditOutcome::Compared { weights, .. } => 2 * weights.fault_count > weights.tensors,
+        AuditOutcome::Skipped(_) => false,
     };
     match result.of_other_weights {
         Some(true) => {

@@ -7,7 +7,7 @@ use super::{
     verify_receipt::Receipt,
 };
 use crate::{
-    parity::{BackendReport, Constants, Difference, FileAudit, GraphReport, NodeAudit, Verification},
+    parity::{AuditOutcome, BackendReport, Difference, FileAudit, GraphReport, NodeAudit, Verification},
     report::{Axis, Bars, Cell, Column, Report, Section, Status, Table},
 };
 
@@ -20,7 +20,7 @@ pub(super) fn page(
     let subtitle = format!("{} compared with {}", arguments.model.display(), arguments.checkpoint.display());
     let mut report = Report::new("Verification", subtitle);
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
-    let unread = |audit: &FileAudit| audit.nodes.as_ref().is_none_or(|nodes| nodes.difference.is_some());
+    let unread = |audit: &FileAudit| audit.nodes().is_none_or(|nodes| nodes.difference.is_some());
     let status = match verdict {
         Verdict::Verified if !result.audits.iter().any(unread) => Status::Good,
         Verdict::Verified | Verdict::Incomplete => Status::Warning,
@@ -70,8 +70,8 @@ fn graphs(result: &Verification) -> impl Iterator<Item = (&BackendReport, &Graph
 }
 
 fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verification) {
-    let mut facts =
-        vec![("family", result.family.clone()), ("form", result.form.clone()), ("dtype", result.dtype.clone())];
+    let dtype = result.dtype.as_str().to_owned();
+    let mut facts = vec![("family", result.family.clone()), ("form", result.form.clone()), ("dtype", dtype)];
     let replaced = result.gate_mode.as_ref().map(|mode| format!("{mode}, in place of the family's"));
     facts.push(("gates", replaced.unwrap_or_else(|| "of the family".into())));
     for (name, value) in [("absolute tolerance", arguments.atol), ("relative tolerance", arguments.rtol)] {
@@ -98,9 +98,9 @@ fn constants(section: &mut Section, result: &Verification) {
     ];
     let mut table = Table::new(columns);
     for audit in &result.audits {
-        let weights = match &audit.constants {
-            Constants::Compared(weights) => weights,
-            Constants::Skipped(why) => {
+        let (weights, nodes) = match &audit.outcome {
+            AuditOutcome::Compared { weights, nodes } => (weights, nodes),
+            AuditOutcome::Skipped(why) => {
                 let verdict = Cell::Status(Status::Warning, format!("skipped: {why}"));
                 let [a, b, c, d] = ["–"; 4].map(Cell::from);
                 table.push([audit.graph.as_str().into(), verdict, a, b, c, d]);
@@ -111,26 +111,13 @@ fn constants(section: &mut Section, result: &Verification) {
             true => Cell::Status(Status::Good, "bit for bit".into()),
             false => Cell::Status(Status::Bad, "differ".into()),
         };
-        let (count, same) = match &audit.nodes {
-            None => ("–".into(), "–".into()),
-            Some(NodeAudit { nodes, order: Some(_), .. }) => {
-                ((*nodes).into(), Cell::Status(Status::Bad, "in another order".into()))
-            }
-            Some(NodeAudit { nodes, difference: None, .. }) => {
-                ((*nodes).into(), Cell::Status(Status::Good, "the same".into()))
-            }
-            Some(NodeAudit { nodes, difference: Some(found), .. }) => {
-                ((*nodes).into(), Cell::Status(Status::Warning, format!("others: {found}")))
-            }
-        };
         let graph = audit.graph.as_str().into();
-        table.push([graph, verdict, weights.tensors.into(), weights.fault_count.into(), count, same]);
+        let numbers = [weights.tensors, weights.fault_count, nodes.nodes].map(Cell::from);
+        table.push([graph, verdict].into_iter().chain(numbers).chain([sameness(nodes)]));
     }
     section.table(table);
-    let different = |audit: &&FileAudit| {
-        let other_nodes = audit.nodes.as_ref().is_some_and(|nodes| nodes.fault().is_some());
-        other_nodes || matches!(&audit.constants, Constants::Compared(weights) if !weights.passed())
-    };
+    let different =
+        |audit: &&FileAudit| audit.has_other_constants() || audit.nodes().is_some_and(|nodes| nodes.fault().is_some());
     for audit in result.audits.iter().filter(different) {
         audit_line(audit).lines().for_each(|line| {
             section.paragraph(line.trim());
@@ -139,6 +126,17 @@ fn constants(section: &mut Section, result: &Verification) {
     if let Some(line) = origin(result) {
         section.paragraph(line);
     }
+}
+
+/// Whether the nodes are those that the checkpoint gives.
+fn sameness(nodes: &NodeAudit) -> Cell {
+    let (status, text) = match nodes {
+        NodeAudit { order: Some(_), .. } => (Status::Bad, "in another order".into()),
+        NodeAudit { value: Some(found), .. } => (Status::Bad, found.clone()),
+        NodeAudit { difference: Some(found), .. } => (Status::Warning, format!("others: {found}")),
+        NodeAudit { difference: None, .. } => (Status::Good, "the same".into()),
+    };
+    Cell::Status(status, text)
 }
 
 fn backends(section: &mut Section, result: &Verification) {

@@ -26,7 +26,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Options, model::Model};
+use moa_graphs::{Options, Precision, model::Model};
 use moa_schema::FloatType;
 
 pub use agreement::{Agreement, Expected, Yardstick, choices_of};
@@ -158,43 +158,60 @@ fn as_text_if_any<S: serde::Serializer>(
     }
 }
 
+fn by_name<S: serde::Serializer>(precision: &Precision, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(precision.as_str())
+}
+
 /// Outcome on what one file holds.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct FileAudit {
     /// File name.
     pub graph: String,
     /// Outcome.
-    #[serde(flatten, serialize_with = "in_two_keys")]
-    pub constants: Constants,
-    /// Its nodes; nothing where constants were not compared.
-    pub nodes: Option<NodeAudit>,
+    #[serde(flatten, serialize_with = "in_three_keys")]
+    pub outcome: AuditOutcome,
 }
 
 impl FileAudit {
-    fn has_faults(&self) -> bool {
-        matches!(&self.constants, Constants::Compared(weights) if !weights.passed())
+    /// Its nodes, where they were compared.
+    pub fn nodes(&self) -> Option<&NodeAudit> {
+        match &self.outcome {
+            AuditOutcome::Compared { nodes, .. } => Some(nodes),
+            AuditOutcome::Skipped(_) => None,
+        }
+    }
+
+    /// Whether a constant differs.
+    pub fn has_other_constants(&self) -> bool {
+        matches!(&self.outcome, AuditOutcome::Compared { weights, .. } if !weights.passed())
     }
 }
 
 /// What became of the audit of a file.
 #[derive(Debug, Clone)]
-pub enum Constants {
-    /// Each was compared.
-    Compared(WeightAudit),
-    /// None was, for this reason.
+pub enum AuditOutcome {
+    /// All was compared.
+    Compared {
+        /// Constants.
+        weights: WeightAudit,
+        /// The graph without them.
+        nodes: NodeAudit,
+    },
+    /// Nothing was, for this reason.
     Skipped(String),
 }
 
-/// `weights` and `skipped`, one of which is null.
-fn in_two_keys<S: serde::Serializer>(constants: &Constants, serializer: S) -> Result<S::Ok, S::Error> {
+/// `weights` and `nodes`, or `skipped`; what does not apply is null.
+fn in_three_keys<S: serde::Serializer>(outcome: &AuditOutcome, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(serde::Serialize)]
     struct Keys<'a> {
         weights: Option<&'a WeightAudit>,
         skipped: Option<&'a str>,
+        nodes: Option<&'a NodeAudit>,
     }
-    let keys = match constants {
-        Constants::Compared(weights) => Keys { weights: Some(weights), skipped: None },
-        Constants::Skipped(why) => Keys { weights: None, skipped: Some(why) },
+    let keys = match outcome {
+        AuditOutcome::Compared { weights, nodes } => Keys { weights: Some(weights), skipped: None, nodes: Some(nodes) },
+        AuditOutcome::Skipped(why) => Keys { weights: None, skipped: Some(why), nodes: None },
     };
     serde::Serialize::serialize(&keys, serializer)
 }
@@ -207,7 +224,8 @@ pub struct Verification {
     /// Form of the operators, as the files say.
     pub form: String,
     /// What the files store weights and compute in, as they say.
-    pub dtype: String,
+    #[serde(serialize_with = "by_name")]
+    pub dtype: Precision,
     /// Gate mode that the export has in place of the family's, if it has.
     pub gate_mode: Option<String>,
     /// Files of the export, those of its data included.
@@ -271,7 +289,7 @@ pub fn verify_watched(
     watch.begin(Step::Checkpoint);
     let reference = Reference::stored_as(&model, precision)?;
     let audits = audit(&files, &model, checkpoint, watch)?;
-    let of_other_weights = match audits.iter().any(FileAudit::has_faults) {
+    let of_other_weights = match audits.iter().any(FileAudit::has_other_constants) {
         true => files.is_of_other_weights(checkpoint)?,
         false => None,
     };
@@ -298,11 +316,11 @@ pub fn verify_watched(
         count = count.max(Some(runs)).filter(|runs| *runs > 0);
         reports.push(report);
     }
-    let is_known = is_stated || audits.iter().all(|audit| audit.nodes.is_some());
+    let is_known = is_stated || audits.iter().all(|audit| audit.nodes().is_some());
     Ok(Verification {
         family,
         form: if is_known { form.as_str() } else { "unknown" }.into(),
-        dtype: precision.as_str().into(),
+        dtype: precision,
         gate_mode: gate_mode.map(|mode| mode.as_str().into()),
         files: files.paths(),
         graph_paths: files.graph_paths(),
@@ -338,17 +356,15 @@ fn audit(
         let why = format!("its metadata do not say in which form moa-export wrote it ({})", metadata::FORM);
         let skipped = |(_, file): &(Part, OnnxFile)| FileAudit {
             graph: file.name(),
-            constants: Constants::Skipped(why.clone()),
-            nodes: None,
+            outcome: AuditOutcome::Skipped(why.clone()),
         };
         return Ok(files.graphs.iter().map(skipped).collect());
     }
     watch.begin(Step::Weights { bytes: expected.iter().map(|graph| weight_bytes(&graph.graph)).sum() });
     let mut audits = Vec::new();
     for ((file, graph), nodes) in pairs().zip(nodes) {
-        let constants = WeightAudit::run(file, graph, nodes.difference.is_some(), watch)?;
-        let constants = Constants::Compared(constants);
-        audits.push(FileAudit { graph: file.name(), constants, nodes: Some(nodes) });
+        let weights = WeightAudit::run(file, graph, nodes.difference.is_some(), watch)?;
+        audits.push(FileAudit { graph: file.name(), outcome: AuditOutcome::Compared { weights, nodes } });
     }
     Ok(audits)
 }

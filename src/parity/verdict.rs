@@ -1,6 +1,6 @@
 //! What a verification says in one word: the same for whoever asks.
 
-use super::{BackendReport, Constants, GraphReport, Verification};
+use super::{AuditOutcome, BackendReport, FileAudit, GraphReport, Verification};
 
 /// What was found about an export on one backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,8 +45,8 @@ impl Verification {
     }
 
     fn first_different_constant(&self) -> Option<String> {
-        self.audits.iter().find_map(|audit| match &audit.constants {
-            Constants::Compared(weights) if !weights.passed() => {
+        self.audits.iter().find_map(|audit| match &audit.outcome {
+            AuditOutcome::Compared { weights, .. } if !weights.passed() => {
                 Some(format!("{}: {}", audit.graph, weights.faults.first().map_or("", String::as_str)))
             }
             _ => None,
@@ -55,21 +55,21 @@ impl Verification {
 
     /// Whether another program has changed a graph, so that runs prove it for their inputs alone.
     pub fn graph_changed(&self) -> bool {
-        self.audits.iter().filter_map(|audit| audit.nodes.as_ref()).any(|nodes| nodes.difference.is_some())
+        self.audits.iter().filter_map(FileAudit::nodes).any(|nodes| nodes.difference.is_some())
     }
 
     fn first_fault_of_nodes(&self) -> Option<String> {
         self.audits.iter().find_map(|audit| {
-            let found = audit.nodes.as_ref()?.fault()?;
+            let found = audit.nodes()?.fault()?;
             Some(format!("{}: {found}", audit.graph))
         })
     }
 
     fn audits_left_out(&self) -> impl Iterator<Item = String> + '_ {
-        self.audits.iter().filter_map(|audit| match &audit.constants {
-            Constants::Skipped(why) => Some(format!("weights of {}: {why}", audit.graph)),
-            Constants::Compared(_) => {
-                let found = audit.nodes.as_ref()?.difference.as_ref()?;
+        self.audits.iter().filter_map(|audit| match &audit.outcome {
+            AuditOutcome::Skipped(why) => Some(format!("weights of {}: {why}", audit.graph)),
+            AuditOutcome::Compared { nodes, .. } => {
+                let found = nodes.difference.as_ref()?;
                 Some(format!(
                     "graph of {}: {found} is not what the checkpoint gives; beyond the weights, what it computes was \
                      compared for these inputs alone",

@@ -47,4 +47,5 @@ mod tensorrt_profiles;
 mod threads;
 mod usage;
 mod verify;
+mod verify_page;
 mod verify_receipt;

@@ -111,12 +111,12 @@ fn nodes_that_the_checkpoint_does_not_give_are_told() {
     };
     for (fault, told) in [(identity, "node 2 \"Identity\""), (in_body, " in the body of MoA"), (output, "node ")] {
         let result = with_fault("variants/v_ffd_moe", Form::Function, "encoder_model.onnx", fault);
-        let found = result.audits[0].nodes.as_ref().unwrap().difference.clone().unwrap();
+        let found = result.audits[0].nodes().unwrap().difference.clone().unwrap();
         assert!(found.contains(told), "{found}");
         let told = &result.not_compared()[0];
         assert!(result.passed() && told.contains(&found) && told.contains("; beyond the weights, "), "{result:?}");
         assert!(matches!(result.finding(&result.backends[0]), Finding::NotCompared(_)), "{result:?}");
-        assert_eq!(result.audits[1].nodes.as_ref().unwrap().difference, None);
+        assert_eq!(result.audits[1].nodes().unwrap().difference, None);
     }
 }
 
@@ -127,7 +127,7 @@ fn types_that_contradict_are_a_difference() {
         let Some(TensorType(tensor)) = value.r#type.as_mut().unwrap().value.as_mut() else { panic!("no tensor") };
         tensor.shape.as_mut().unwrap().dim[2].value = Some(DimValue(25));
     });
-    let found = result.audits[0].nodes.as_ref().unwrap().difference.clone();
+    let found = result.audits[0].nodes().unwrap().difference.clone();
     assert_eq!(found.as_deref(), Some("the type of \"encoder.layers.0/output\""));
 }
 
@@ -142,7 +142,7 @@ fn types_that_say_more_are_no_difference() {
         batch.value = Some(DimParam("unk__25".into()));
         width.value = None;
     });
-    assert_eq!(result.audits[0].nodes.as_ref().unwrap().difference, None);
+    assert_eq!(result.audits[0].nodes().unwrap().difference, None);
 }
 
 /// A caller that takes the first output gets a cache, or gives a mask as tokens.

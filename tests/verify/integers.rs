@@ -60,7 +60,7 @@ fn layers_of_integers_pass_and_changed_integers_and_scales_are_found() {
             }
             let verified = |on: &[Box<dyn Backend>]| verify(&out, &checkpoint, on, &VerifyOptions::default()).unwrap();
             let result = verified(&backends());
-            assert!(result.passed() && result.dtype == name, "{case}: {result:?}");
+            assert!(result.passed() && result.dtype.as_str() == name, "{case}: {result:?}");
             let [cost] = result.rounding_cost.as_slice() else { panic!("{:?}", result.rounding_cost) };
             assert!(cost.runs > 0 && 10 * cost.same_experts > 9 * cost.decisions && cost.positions == 0, "{cost:?}");
             let usual = if precision == Precision::Int4 { 1e-2..0.5 } else { 1e-5..0.1 };

@@ -24,7 +24,7 @@ use moa_export::{
         OnnxFile,
         proto::{ModelProto, NodeProto, TensorProto},
     },
-    parity::{Constants, Verification, VerifyOptions, verify},
+    parity::{AuditOutcome, Verification, VerifyOptions, verify},
     tensor::{NamedTensors, Tensor, TensorData},
     tensor_file,
 };
@@ -84,9 +84,9 @@ fn edit_values(tensor: &mut TensorProto, edit: impl FnOnce(&mut Vec<f32>)) {
 
 /// Constants of the first file that differ from the checkpoint.
 fn differing_constants(result: &Verification) -> usize {
-    match &result.audits[0].constants {
-        Constants::Compared(weights) => weights.fault_count,
-        Constants::Skipped(why) => panic!("{why}"),
+    match &result.audits[0].outcome {
+        AuditOutcome::Compared { weights, .. } => weights.fault_count,
+        AuditOutcome::Skipped(why) => panic!("{why}"),
     }
 }
 
@@ -170,7 +170,7 @@ fn constants_that_the_checkpoint_does_not_give_are_found() {
         graph.initializer.push(TensorProto { name: "one.more".into(), ..more });
     });
     assert_eq!((differing_constants(&result), seen_in_numbers(&result), result.passed()), (1, false, false));
-    let Constants::Compared(weights) = &result.audits[0].constants else { panic!("{result:?}") };
+    let AuditOutcome::Compared { weights, .. } = &result.audits[0].outcome else { panic!("{result:?}") };
     assert_eq!(weights.faults, ["constant \"one.more\" does not come from the checkpoint"]);
 }
 
@@ -200,7 +200,7 @@ fn a_weight_that_a_runtime_has_turned_is_compared() {
     };
     let sound = folded(0);
     assert!(sound.passed() && differing_constants(&sound) == 0, "{sound:?}");
-    assert!(sound.audits[0].nodes.as_ref().unwrap().difference.is_some());
+    assert!(sound.audits[0].nodes().unwrap().difference.is_some());
     let faulty = folded(1);
     assert_eq!((differing_constants(&faulty), faulty.passed()), (1, false));
 }

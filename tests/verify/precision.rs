@@ -41,7 +41,7 @@ fn reduced_precision_passes_where_the_backend_has_the_types() {
                 export(&checkpoint(folder), &out, &stored_as(*form, precision)).unwrap();
                 let result = check(&out, folder);
                 assert!(result.passed(), "{folder} {form:?} {precision:?}: {result:?}");
-                assert_eq!(result.dtype, precision.as_str());
+                assert_eq!(result.dtype, precision);
                 for report in &result.backends {
                     let unknown = match (report.backend.as_str(), precision) {
                         ("tract", Precision::Bf16 | Precision::Bf16Products) => Some("bfloat16"),
@@ -146,8 +146,8 @@ const PRODUCTS: [(Precision, Factors); 3] = [
 fn the_accuracy_of_products_is_what_nodes_and_metadata_say() {
     for precision in Precision::ALL {
         let result = of_products(precision, forget_dtype);
-        assert!(result.passed() && result.audits[0].nodes.as_ref().unwrap().difference.is_none(), "{result:?}");
-        assert_eq!(result.dtype, precision.as_str());
+        assert!(result.passed() && result.audits[0].nodes().unwrap().difference.is_none(), "{result:?}");
+        assert_eq!(result.dtype, precision);
         let factors = PRODUCTS.iter().find(|(products, _)| *products == precision).map(|(_, factors)| *factors);
         for report in &result.backends {
             assert_eq!(report.products, factors.filter(|_| report.backend == "ort"), "{report:?}");
@@ -169,9 +169,9 @@ fn the_accuracy_of_products_is_what_nodes_and_metadata_say() {
 
 /// Nodes are others than those of an export, and no backend is granted rounded products.
 fn assert_exact(result: &Verification, dtype: Precision) {
-    let difference = result.audits[0].nodes.as_ref().unwrap().difference.clone();
+    let difference = result.audits[0].nodes().unwrap().difference.clone();
     assert!(difference.is_some_and(|found| found.starts_with("node ")), "{result:?}");
-    assert_eq!(result.dtype, dtype.as_str());
+    assert_eq!(result.dtype, dtype);
     assert!(result.backends.iter().all(|report| report.products.is_none()), "{result:?}");
 }
 
