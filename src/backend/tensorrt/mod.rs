@@ -135,7 +135,7 @@ pub fn plan_for(plan: &Path, graph: &Path) -> Option<PathBuf> {
     if !plan.is_dir() {
         return Some(plan.to_owned());
     }
-    Some(plan.join(graph.file_stem()?).with_extension("plan"))
+    Some(plan.join(graph.with_extension("plan").file_name()?))
 }
 
 /// The backend `tensorrt`.
@@ -241,4 +241,19 @@ pub fn load_plan(path: &Path, options: &TensorRtOptions) -> Result<Box<dyn Runne
     let here = Installation::open()?;
     let (bytes, _) = read_plan(&here, path, options)?;
     Ok(Box::new(TensorRtRunner::new(here.engine(&bytes)?, None, Vec::new())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `prepare` recommends NAME.trt.onnx, and `build` makes NAME.trt.plan of it.
+    #[test]
+    fn plans_in_a_folder_lose_one_ending_of_the_graph() {
+        let folder = tempfile::tempdir().unwrap();
+        for (graph, name) in [("out/model.trt.onnx", "model.trt.plan"), ("model.onnx", "model.plan")] {
+            assert_eq!(plan_for(folder.path(), Path::new(graph)), Some(folder.path().join(name)));
+        }
+        assert_eq!(plan_for(Path::new("one.plan"), Path::new("model.onnx")), Some("one.plan".into()));
+    }
 }
