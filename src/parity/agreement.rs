@@ -61,7 +61,7 @@ pub struct Agreement {
     /// Tokens of the first module that differs where two experts were as good as each other: by their weights, or,
     /// where a gate gives its only expert a weight of 1, since rounding the model's weights changes the choice too.
     pub ties: usize,
-    /// The first thing that is wrong, if something is.
+    /// The first thing that is wrong, if something is; an output that is none counts more than its values.
     pub fault: Option<String>,
 }
 
@@ -136,7 +136,9 @@ impl Expected {
                 }
                 found => {
                     let found = found.map_or("is missing".to_owned(), |found| format!("has shape {:?}", found.shape()));
-                    agreement.fault = Some(format!("output \"{name}\" {found}, expected {:?}", expected.shape()));
+                    agreement
+                        .fault
+                        .get_or_insert_with(|| format!("output \"{name}\" {found}, expected {:?}", expected.shape()));
                 }
             }
         }
@@ -191,20 +193,17 @@ impl Agreement {
         self.mismatches = comparison.mismatches;
         self.max_abs = Some(comparison.max_abs).filter(|largest| largest.is_finite());
         self.tolerance = comparison.atol;
-        if let Some(Difference { place, index, found, expected }) = &comparison.first {
-            if !expected.is_finite() {
-                let what = format!(
-                    "{place} at {index:?} is {expected} on what others are compared with, and so proves nothing"
-                );
-                self.fault = Some(what);
-                return;
+        let Some(Difference { place, index, found, expected }) = &comparison.first else { return };
+        self.fault.get_or_insert_with(|| match expected.is_finite() {
+            false => {
+                format!("{place} at {index:?} is {expected} on what others are compared with, and so proves nothing")
             }
-            let count = format!("{} of {} values", comparison.mismatches, comparison.values);
-            self.fault = Some(format!(
-                "{count} are further apart than {:.1e}; the first is {place} at {index:?}: {found} instead of {expected}",
-                comparison.atol
-            ));
-        }
+            true => format!(
+                "{} of {} values are further apart than {:.1e}; the first is {place} at {index:?}: {found} instead of \
+                 {expected}",
+                comparison.mismatches, comparison.values, comparison.atol
+            ),
+        });
     }
 }
 
@@ -342,6 +341,8 @@ mod tests {
             (&[1.0; 2], &[1.009, 1.0], "the first is b at [0]"),
             (&[1.0; 2], &[f32::NAN, 1.0], "the first is b at [0]"),
             (&[1.0; 3], &[1.0; 2], "output \"a\" has shape [3], expected [2]"),
+            (&[1.0; 3], &[1.0; 1], "output \"a\" has shape [3], expected [2]"),
+            (&[1.0; 3], &[2.0; 2], "output \"a\" has shape [3], expected [2]"),
         ] {
             let found = compared(a, b);
             assert!(found.fault.as_ref().is_some_and(|fault| fault.contains(place)), "{place}: {found:?}");
