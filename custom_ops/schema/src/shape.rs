@@ -274,6 +274,13 @@ impl SelfAttentionDims {
         }
         let [_, keys] = s.required(own::ATTENTION_MASK)?;
         let (past, capacity) = if (tokens..=rows).contains(&keys) { (keys - tokens, Some(rows)) } else { (rows, None) };
+        if rows > 0 && keys != past + tokens {
+            return s.error(&format!(
+                "attention_mask has {keys} columns, expected {}: {rows} of the past and {tokens} of hidden_states; a \
+                 cache that is both past and present has room for {rows}",
+                rows + tokens,
+            ));
+        }
         s.expect(own::ATTENTION_MASK, &[batch, past + tokens])?;
         if [own::COS_CACHE, own::SIN_CACHE, own::POSITION_IDS].into_iter().any(|input| s.get(input).is_some()) {
             let [positions, _] = s.required(own::COS_CACHE)?;

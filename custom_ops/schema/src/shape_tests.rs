@@ -90,6 +90,14 @@ fn a_shared_cache_is_refused_where_none_is_served() {
     assert_eq!(dims(&shared(30, 9)).unwrap_err().to_string(), expected);
 }
 
+/// Of five new tokens two have room.
+#[test]
+fn a_shared_cache_that_is_full_is_told() {
+    let expected = "MoASelfAttention: attention_mask has 9 columns, expected 12: 7 of the past and 5 of hidden_states; a \
+                    cache that is both past and present has room for 7";
+    assert_eq!(dims(&shared(7, 9)).unwrap_err().to_string(), expected);
+}
+
 #[test]
 fn missing_input_is_named() {
     let all = shapes();
