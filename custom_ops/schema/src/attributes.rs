@@ -27,9 +27,14 @@ pub fn other_version(source: &dyn AttributeSource) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Where there is no level of that number.
+/// Where there is no level of that number, or the attribute is of type `FLOAT` or `STRING`.
 pub fn accuracy_level(source: &dyn AttributeSource) -> Result<AccuracyLevel, AttributeError> {
-    let Some(number) = source.int(ACCURACY_LEVEL) else { return Ok(AccuracyLevel::default()) };
+    let Some(number) = source.int(ACCURACY_LEVEL) else {
+        return match source.float(ACCURACY_LEVEL).is_some() || source.string(ACCURACY_LEVEL).is_some() {
+            true => Err(AttributeError(format!("attribute `{ACCURACY_LEVEL}` must be of type INT"))),
+            false => Ok(AccuracyLevel::default()),
+        };
+    };
     AccuracyLevel::ALL.into_iter().find(|level| level.number() == number).ok_or_else(|| {
         let [all @ .., last] = AccuracyLevel::ALL.map(|level| level.number().to_string());
         AttributeError(format!("attribute `{ACCURACY_LEVEL}` must be {} or {last}, found {number}", all.join(", ")))
@@ -275,23 +280,28 @@ mod tests {
 
     #[test]
     fn nodes_have_the_accuracy_that_they_say_or_that_of_their_activations() {
-        struct Silent;
+        /// An attribute that is no `INT`.
+        struct Other(Option<f32>, Option<&'static str>);
 
-        impl AttributeSource for Silent {
+        impl AttributeSource for Other {
             fn int(&self, _: &str) -> Option<i64> {
                 None
             }
 
             fn float(&self, _: &str) -> Option<f32> {
-                None
+                self.0
             }
 
             fn string(&self, _: &str) -> Option<String> {
-                None
+                self.1.map(str::to_owned)
             }
         }
 
-        assert_eq!(accuracy_level(&Silent), Ok(AccuracyLevel::Activations));
+        assert_eq!(accuracy_level(&Other(None, None)), Ok(AccuracyLevel::Activations));
+        for other in [Other(Some(4.0), None), Other(None, Some("4"))] {
+            let expected = AttributeError("attribute `accuracy_level` must be of type INT".to_owned());
+            assert_eq!(accuracy_level(&other), Err(expected));
+        }
         for (number, level) in [(0, AccuracyLevel::Activations), (3, AccuracyLevel::Bf16), (4, AccuracyLevel::Int8)] {
             assert_eq!(accuracy_level(&Fixed(number, 0.0, "")), Ok(level));
         }
