@@ -29,7 +29,7 @@ struct Neighbour {
 impl Neighbours {
     /// Those of what `output` will be; to be asked before something may be replaced. Without `force` nothing is.
     pub(super) fn before(output: &Path, force: bool) -> Self {
-        let folder = if output.is_dir() { output } else { folder_of(output) };
+        let folder = if is_model(output) && !output.is_dir() { folder_of(output) } else { output };
         let mut files = if force { files_of(folder) } else { Vec::new() };
         files.retain(|path| is_read(path));
         files.sort();

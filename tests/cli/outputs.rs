@@ -145,6 +145,18 @@ fn models_of_weights_that_were_replaced_are_named() {
     assert!(noted[1..].iter().all(|note| note.contains(" was there before, ")), "{noted:?}");
 }
 
+/// A folder that is made for the export lies beside models, which say nothing of it.
+#[test]
+fn models_beside_a_new_folder_are_not_named() {
+    let scene = Scene::with(&Model::layer());
+    scene.accepts("ck -o m.onnx");
+    Model::translator().write(&scene.path("other"));
+    for line in ["other -o out --force", "baseline mlm-8k8e128d --layers 1 --vocab 100 -o base --force"] {
+        let outcome = scene.moa(line);
+        assert!(outcome.code == Some(0) && !outcome.stderr.contains("m.onnx"), "{line}: {}", outcome.stderr);
+    }
+}
+
 #[test]
 fn what_an_earlier_export_left_is_named() {
     let scene = Scene::with(&Model::translator());
