@@ -17,11 +17,11 @@ use super::{
 
 const EXAMPLES: &str = "\
 Examples:
-  moa-export model.safetensors -o model.onnx          export (config.json beside the checkpoint)
-  moa-export CHECKPOINT_FOLDER -o OUT --form standard standard operators only
-  moa-export verify OUT --checkpoint CHECKPOINT       prove it on every backend
-  moa-export generate OUT --input 'nine hundred'      translate, or continue a prompt
-  moa-export ops                                      where the operator library is
+  moa-export model.safetensors -o model.onnx      export (config.json beside the checkpoint)
+  moa-export CHECKPOINT -o OUT --form standard    standard operators only
+  moa-export verify OUT --checkpoint CHECKPOINT   prove it on every backend
+  moa-export generate OUT --input 'nine hundred'  translate, or continue a prompt
+  moa-export ops                                  where the operator library is
 
 Exit codes: 0 ok, 1 a check failed, 2 usage, 3 malformed input, 4 unsupported, 5 I/O,
 6 runtime missing or too old, 7 limit exceeded, 70 a bug of ours, 130 interrupted.";
@@ -208,7 +208,7 @@ pub(super) struct VerifyArguments {
     /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
-    /// Threads of ONNX Runtime, at most 4 for each processor
+    /// Threads of ONNX Runtime, at most 4 for each processor [default: ONNX Runtime's choice]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Write the result as JSON to FILE (`-` for stdout, in place of the table)

@@ -35,9 +35,9 @@ others have the forms of an export. Inputs and outputs carry the names that ever
 biases.
 
 Examples:
-  moa-export baseline transformer-base -o base              the block that MoA replaces
-  moa-export baseline transformer-base -o base --form fused the same with ONNX Runtime's operator
-  moa-export baseline moa-base -o moa                       MoA Base of the paper, random weights
+  moa-export baseline transformer-base -o base               the block that MoA replaces
+  moa-export baseline transformer-base -o base --form fused  the same with ONNX Runtime's operator
+  moa-export baseline moa-base -o moa                        MoA Base of the paper, random weights
   moa-export baseline transformer-big -o big --layers 2
 ";
 

@@ -46,11 +46,12 @@ be deleted at any time; a build that was done before ends at once.
 
 Examples:
   moa-export build model.onnx -o model.plan --dim batch=1:1:8 --dim sequence=1:128:512
-  moa-export build OUT -o PLANS --gpu h200 --dim batch=1:1:8 --dim source=1:64:256 --dim sequence=1:1:64 \
---dim past_sequence=0:64:256
-  moa-export build model.onnx -o model.plan --min input_ids:1x1,attention_mask:1x1 --opt input_ids:1x128,attention_mask:1x128 \
---max input_ids:8x512,attention_mask:8x512
-  moa-export build model.onnx -o model.plan --dim batch=1:1:8 --profile=0 --dim sequence=1 --profile=1 --dim sequence=2:128:512
+  moa-export build OUT -o PLANS --gpu h200 --dim batch=1:1:8 --dim source=1:64:256 \\
+      --dim sequence=1:1:64 --dim past_sequence=0:64:256
+  moa-export build model.onnx -o model.plan --min input_ids:1x1,attention_mask:1x1 \\
+      --opt input_ids:1x128,attention_mask:1x128 --max input_ids:8x512,attention_mask:8x512
+  moa-export build model.onnx -o model.plan --dim batch=1:1:8 \\
+      --profile=0 --dim sequence=1 --profile=1 --dim sequence=2:128:512
   moa-export run model.plan --inputs in.safetensors --outputs out.safetensors
   moa-export verify model.onnx --checkpoint CHECKPOINT --backends tensorrt --plan model.plan";
 

@@ -45,9 +45,10 @@ nodes name the plugin, an attribute lists the inputs that are present where one 
 
 Examples:
   moa-export prepare model.onnx -o model.trt.onnx
-  moa-export prepare model.onnx -o model.trt.onnx --gpu v100 --tensorrt 10.4 --dim batch=1:1:8 --dim sequence=1:128:512
-  moa-export prepare OUT/model.onnx -o OUT/model.trt.onnx --dim batch=1:1:8 --dim sequence=1:1:64 \
---dim past_sequence=0:64:256
+  moa-export prepare model.onnx -o model.trt.onnx --gpu v100 --tensorrt 10.4 \\
+      --dim batch=1:1:8 --dim sequence=1:128:512
+  moa-export prepare OUT/model.onnx -o OUT/model.trt.onnx \\
+      --dim batch=1:1:8 --dim sequence=1:1:64 --dim past_sequence=0:64:256
 ";
 
 #[derive(Debug, Args)]

@@ -15,7 +15,7 @@ pub(super) const DEFAULT_BATCH: usize = 32;
 
 const EXAMPLES: &str = "\
 Examples:
-  moa-export profile OUT --inputs pairs.tsv --report routing.html   SOURCE or SOURCE tab TARGET a line
+  moa-export profile OUT --inputs pairs.tsv --report routing.html   SOURCE, or SOURCE tab TARGET
   moa-export profile model.onnx --inputs batch.safetensors --json   tensors by name
   moa-export profile model.onnx --inputs lines.ids --dict dict.txt  token ids, one sequence a line
 
@@ -53,7 +53,7 @@ pub(super) struct ProfileArguments {
     /// What runs the model
     #[arg(long, value_enum, default_value_t = BackendArgument::Ort)]
     pub(super) backend: BackendArgument,
-    /// Threads of ONNX Runtime, at most 4 for each processor
+    /// Threads of ONNX Runtime, at most 4 for each processor [default: ONNX Runtime's choice]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Operator library, where it is not beside this program

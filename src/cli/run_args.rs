@@ -32,7 +32,7 @@ pub(super) struct RunArguments {
     /// What runs the model [default: ort; tensorrt for a plan]
     #[arg(long, value_enum)]
     pub(super) backend: Option<BackendArgument>,
-    /// Threads of ONNX Runtime, at most 4 for each processor
+    /// Threads of ONNX Runtime, at most 4 for each processor [default: ONNX Runtime's choice]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
     /// Operator library, where it is not beside this program

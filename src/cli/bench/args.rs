@@ -70,7 +70,7 @@ pub(in crate::cli) struct BenchArguments {
     /// Inputs by name, a `.safetensors` file, in place of random ones
     #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "seq", "past", "source", "dim", "routing"])]
     pub(super) inputs: Option<PathBuf>,
-    /// How experts are chosen: data, uniform, zipf:S, single or trace:FILE; see --help
+    /// How experts are chosen: data, uniform, zipf:S, single or trace:FILE
     #[arg(long, value_name = "WHO", default_value = "data", value_parser = routing)]
     pub(super) routing: RoutingArgument,
     /// Stop a point after N samples [default: 1000, or 10 seconds]
