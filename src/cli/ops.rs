@@ -126,8 +126,14 @@ C++
   options.RegisterCustomOpsLibrary({path:?});
   Ort::Session session(env, \"model.onnx\", options);
 
+C#
+  using var options = new SessionOptions();
+  options.RegisterCustomOpLibrary({path:?});
+  using var session = new InferenceSession(\"model.onnx\", options);
+
 Rust (crate ort)
-  let session = Session::builder(&env)?.with_operator_library({path:?})?.commit_from_file(\"model.onnx\")?;
+  let environment = ort::init().build()?;
+  let session = Session::builder(&environment)?.with_operator_library({path:?})?.commit_from_file(\"model.onnx\")?;
 "
     )
 }

@@ -22,6 +22,7 @@ fn ops_shows_library_runtime_and_how_to_register() {
         "ai.moa",
         "register_custom_ops_library",
         "RegisterCustomOpsLibrary",
+        "RegisterCustomOpLibrary(",
         "with_operator_library",
     ] {
         assert!(printed.contains(part), "{part} is not in\n{printed}");
