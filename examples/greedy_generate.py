@@ -4,7 +4,9 @@
 The caches are written in place: each is one buffer, bound as past_key_values.* and as present.*, with room for all tokens
 of the text. attention_mask says how many of them are filled, so that nothing grows and nothing is copied.
 
-    python3 greedy_generate.py FOLDER --library libmoa_ort.so --max-new 20 5 9 11 3
+    python3 greedy_generate.py FOLDER --max-new 20 5 9 11 3
+
+The library is that of the package `moa_export`, or the one that --library names.
 """
 
 import argparse
@@ -20,6 +22,16 @@ except ImportError as error:
     sys.exit(f"{error}; install it with: python3 -m pip install onnxruntime numpy")
 
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+def packaged_library():
+    """The operator library of the package `moa_export`, if that is installed."""
+    try:
+        import moa_export
+
+        return pathlib.Path(moa_export.library())
+    except (ImportError, FileNotFoundError):
+        return None
 
 
 def present(past):
@@ -90,16 +102,19 @@ def main():
     parser = argparse.ArgumentParser(description="Continue token ids with an exported causal language model.")
     parser.add_argument("folder", type=pathlib.Path, help="folder with model.onnx")
     parser.add_argument("ids", nargs="+", type=int, help="token ids of the prompt")
-    parser.add_argument("--library", type=pathlib.Path, required=True,
-                        help="operator library (libmoa_ort.so), whose path `moa-export ops` prints")
+    parser.add_argument("--library", type=pathlib.Path,
+                        help="operator library, whose path `moa-export ops` prints (default: that of moa_export)")
     parser.add_argument("--threads", type=natural, default=0, help="threads of ONNX Runtime (default: all cores)")
     parser.add_argument("--max-new", type=natural, default=32, help="new tokens (default: 32)")
     arguments = parser.parse_intermixed_args()
-    for path in [arguments.folder / "model.onnx", arguments.library]:
+    library = arguments.library or packaged_library()
+    if library is None:
+        parser.error("name the operator library with --library, or install the package moa_export")
+    for path in [arguments.folder / "model.onnx", library]:
         if not path.is_file():
             parser.error(f"{path} is not there")
     try:
-        generator = Generator(arguments.folder / "model.onnx", arguments.library.resolve(), arguments.threads)
+        generator = Generator(arguments.folder / "model.onnx", library.resolve(), arguments.threads)
         if not generator.caches:
             parser.error(f"{arguments.folder} holds no causal language model")
         found = generator.generate([arguments.ids], arguments.max_new)

@@ -1,8 +1,10 @@
 """Key/value caches that are written where they are read: one buffer, bound as past and present."""
 
+import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import numpy as np
@@ -204,6 +206,22 @@ class SharedCache(unittest.TestCase):
         missing = subprocess.run([*command[:-1], "no.so", "5"], capture_output=True, text=True)
         self.assertEqual(missing.returncode, 2)
         self.assertIn("no.so is not there", missing.stderr)
+
+    def test_the_example_finds_the_library_of_the_package(self):
+        folder = export(MODELS[0], "function")
+        with tempfile.TemporaryDirectory() as place:
+            command = [sys.executable, str(SCRIPT), str(folder), "--max-new", "1", "5"]
+
+            def started():
+                settings = {**os.environ, "PYTHONPATH": place}
+                return subprocess.run(command, capture_output=True, text=True, env=settings)
+
+            package = pathlib.Path(place) / "moa_export.py"
+            package.write_text("raise ImportError")
+            self.assertIn("name the operator library with --library", started().stderr)
+            package.write_text(f"def library():\n    return {setting('MOA_ORT_LIBRARY')!r}\n")
+            done = started()
+            self.assertEqual((done.returncode, done.stderr, len(done.stdout.split())), (0, "", 1))
 
 
 if __name__ == "__main__":
