@@ -389,6 +389,27 @@ class Numbers(unittest.TestCase):
 
         self.each(LAYERS, check)
 
+    def test_tokens_of_another_shape_than_their_mask_are_refused(self):
+        """A runtime would spread the token of one row or column over all of them."""
+
+        def size(axis, past):
+            sizes = {"batch": 2, "sequence": 3, "source": 3, "past_sequence": past, "past_sequence + sequence": past + 3}
+            return sizes.get(axis, axis)
+
+        def check(name, form, library):
+            for path in sorted(export(name, form).glob("*.onnx")):
+                running = session(path, library)
+                for past in (0, 2) if path.stem == "decoder_model" else (0,):
+                    shapes = {value.name: [size(axis, past) for axis in value.shape] for value in running.get_inputs()}
+                    kinds = {value.name: np.int64 if "int64" in value.type else np.float32 for value in running.get_inputs()}
+                    feeds = {key: np.ones(shape, kinds[key]) for key, shape in shapes.items()}
+                    run(running, feeds)
+                    for shape in ((1, 3), (2, 1), (1, 1), (3, 2), (1, 6)):
+                        with self.subTest(graph=path.stem, past=past, shape=shape), self.assertRaises(Exception):
+                            run(running, {**feeds, "input_ids": np.ones(shape, np.int64)})
+
+        self.each([*TRANSLATORS, "mlm", "variants/v_learned_pos_lnemb", "variants/v_nopos_kE"], check)
+
     def test_positions_of_another_shape_are_refused(self):
         """A runtime would spread the position of one token over all of them."""
 

@@ -200,14 +200,11 @@ fn causal_mask(b: &mut Builder, hidden: &Value, past_size: &Value, key: &Value) 
     b.op("LessOrEqual", &[&columns, &rows], [])
 }
 
-/// `matrix`, where a runtime finds that its shape is that of the axes `axes` of `other`. It would spread a mask, or
-/// positions, of one row or column over all of them; no other shape has as many elements and can be spread over that
-/// one.
+/// `matrix`, where its shape is that of the axes `axes` of `other`.
 fn of_shape(b: &mut Builder, matrix: &Value, other: &Value, axes: [i64; 2]) -> Value {
     let (sizes, places) = (b.op("Shape", &[other], []), b.ints(&axes));
     let shape = b.op("Gather", &[&sizes, &places], [("axis", Attribute::Int(0))]);
-    let shaped = b.op("Reshape", &[matrix, &shape], []);
-    b.op("Max", &[matrix, &shaped], [])
+    b.of_shape(matrix, &shape)
 }
 
 struct KeySet<'a> {

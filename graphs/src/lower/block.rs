@@ -144,7 +144,11 @@ impl Lowering {
             x = self.norm_float32(norm, &x);
         }
         if embedding.zero_at_padding {
-            let real = self.b.unsqueeze(tokens.mask, &[-1]);
+            let mask = match embedding.positions {
+                Positions::None => self.of_shape(tokens.mask, tokens.ids),
+                Positions::Learned(_) | Positions::Sinusoidal { .. } => tokens.mask.clone(),
+            };
+            let real = self.b.unsqueeze(&mask, &[-1]);
             let real = self.b.cast(&real, DType::Bool);
             let zero = self.b.float32(0.0);
             x = self.b.op("Where", &[&real, &x, &zero], []);
@@ -188,17 +192,25 @@ impl Lowering {
         }
     }
 
-    /// Real tokens up to and with each real token, 0 at padding: `[B, T]` int64.
+    /// `matrix`, where its shape is that of `ids`: fewer of these would be spread over its rows and columns.
+    fn of_shape(&mut self, matrix: &Value, ids: &Value) -> Value {
+        let shape = self.b.op("Shape", &[ids], []);
+        self.b.of_shape(matrix, &shape)
+    }
+
+    /// Real tokens up to and with each real token, 0 at padding: `[B, T]` int64, as the ids are.
     fn token_count(&mut self, tokens: &Tokens<'_>) -> Value {
         let real = self.b.cast(tokens.mask, DType::Bool);
         let (axis, zero) = (self.b.int(1), self.b.int(0));
         // A mask may hold other numbers than 1. Not by a cast to int64, which tract takes for a size.
         let ones = self.b.op("Where", &[&real, &axis, &zero], []);
         let count = self.b.op("CumSum", &[&ones, &axis], []);
-        let count = self.b.op("Where", &[&real, &count, &zero], []);
-        let Some(past) = tokens.past else { return count };
-        let end = self.b.ints(&[i64::MAX]);
-        self.b.slice(&count, past, &end, 1)
+        let mut count = self.b.op("Where", &[&real, &count, &zero], []);
+        if let Some(past) = tokens.past {
+            let end = self.b.ints(&[i64::MAX]);
+            count = self.b.slice(&count, past, &end, 1);
+        }
+        self.of_shape(&count, tokens.ids)
     }
 
     /// The encoder's `input_ids` and `attention_mask`, and its output `[B, sequence, C]`.
