@@ -104,7 +104,7 @@ impl Builder {
         if self.uses.is_inner(&value.0) {
             self.uses.rename(&value.0, name, &mut self.nodes, &mut self.values);
         } else {
-            self.push("", "Identity", name, &[value], vec![name.into()], []);
+            self.push("Identity", name, &[value], vec![name.into()], []);
         }
         renamed
     }
@@ -203,7 +203,7 @@ impl Builder {
         attributes: [(&str, Attribute); N],
     ) -> Value {
         let name = self.fresh(op_type);
-        self.push("", op_type, &name, inputs, vec![name.clone()], attributes);
+        self.push(op_type, &name, inputs, vec![name.clone()], attributes);
         Value(name)
     }
 
@@ -216,7 +216,7 @@ impl Builder {
     ) -> [Value; 2] {
         let name = self.fresh(op_type);
         let second = self.fresh(op_type);
-        self.push("", op_type, &name, inputs, vec![name.clone(), second.clone()], attributes);
+        self.push(op_type, &name, inputs, vec![name.clone(), second.clone()], attributes);
         [Value(name), Value(second)]
     }
 
@@ -391,7 +391,6 @@ impl Builder {
 
     fn push<const N: usize>(
         &mut self,
-        domain: &str,
         op_type: &str,
         name: &str,
         inputs: &[&Value],
@@ -400,7 +399,7 @@ impl Builder {
     ) {
         self.add(Node {
             name: name.into(),
-            op: OpId { domain: domain.into(), op_type: op_type.into() },
+            op: OpId { domain: String::new(), op_type: op_type.into() },
             inputs: inputs.iter().map(|value| value.0.clone()).collect(),
             outputs,
             attributes: attributes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
