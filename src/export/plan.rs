@@ -90,7 +90,7 @@ mod tests {
     /// A graph whose only weight claims to have so many f32 values.
     fn graph(elements: usize) -> NamedGraph {
         let constant = Constant { shape: vec![elements], values: ConstantValues::Float32(Vec::new()) };
-        let weight = Initializer { name: "w".into(), shape: vec![elements], data: Data::Literal(constant) };
+        let weight = Initializer { name: "w".into(), data: Data::Literal(constant) };
         let (inputs, outputs, nodes, functions) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let graph = Graph {
             name: "g".into(),

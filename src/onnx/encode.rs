@@ -167,7 +167,7 @@ fn encode_initializer<'a>(
 ) -> Result<EncodedTensor<'a>, EncodeError> {
     let mut tensor = TensorProto {
         name: initializer.name.clone(),
-        dims: encode_dims(&initializer.shape),
+        dims: encode_dims(&initializer.shape()),
         data_type: data_type(initializer.dtype()) as i32,
         ..TensorProto::default()
     };

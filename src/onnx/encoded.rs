@@ -183,7 +183,7 @@ mod tests {
             Kind::Integers(integers) => Data::Integers(Arc::new(Quantization::new(table, integers))),
             Kind::Scales(integers) => Data::Scales(Arc::new(Quantization::new(table, integers))),
         };
-        Initializer { name: name.into(), shape: data.shape(), data }
+        Initializer { name: name.into(), data }
     }
 
     fn graph(name: &str, initializers: Vec<Initializer>) -> Graph {

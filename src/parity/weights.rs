@@ -100,7 +100,7 @@ impl WeightAudit {
     ) -> Result<(), AuditError> {
         let name = expected.name.as_str();
         self.tensors += 1;
-        let shape: Vec<_> = expected.shape.iter().map(|dim| i64::try_from(*dim).unwrap_or(i64::MAX)).collect();
+        let shape: Vec<_> = expected.shape().into_iter().map(|dim| i64::try_from(dim).unwrap_or(i64::MAX)).collect();
         let [found, wanted] = [i64::from(tensor.data_type), expected.dtype().onnx_number()];
         if tensor.dims != shape {
             self.fault(format!("constant \"{name}\" has shape {:?}, the checkpoint gives {shape:?}", tensor.dims));
@@ -132,12 +132,10 @@ fn turned(graph: &Graph) -> Vec<Initializer> {
         let Some(Attribute::Ints(order)) = node.attributes.get("perm") else { return None };
         let order: Vec<usize> = order.iter().filter_map(|axis| usize::try_from(*axis).ok()).collect();
         let turned = expr.clone().transposed(&order);
-        let shape = turned.shape();
-        Some([output.clone(), turned_name(input, &order)].map(|name| Initializer {
-            name,
-            shape: shape.clone(),
-            data: Data::Weight(turned.clone(), *float),
-        }))
+        Some(
+            [output.clone(), turned_name(input, &order)]
+                .map(|name| Initializer { name, data: Data::Weight(turned.clone(), *float) }),
+        )
     });
     turned.flatten().collect()
 }

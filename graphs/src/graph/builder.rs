@@ -129,9 +129,8 @@ impl Builder {
         }
         if self.names.insert(name.into()) {
             let expr = expr.into();
-            let shape = expr.shape();
             self.weights.insert(name.into(), (expr.clone(), float));
-            self.initializers.push(Initializer { name: name.into(), shape, data: Data::Weight(expr, float) });
+            self.initializers.push(Initializer { name: name.into(), data: Data::Weight(expr, float) });
         }
         Value(name.into())
     }
@@ -147,7 +146,7 @@ impl Builder {
             let matrices = Arc::new(Quantization::new(expr.clone(), integers));
             for (name, data) in names.iter().zip([Data::Integers(matrices.clone()), Data::Scales(matrices)]) {
                 self.names.insert(name.clone());
-                self.initializers.push(Initializer { name: name.clone(), shape: data.shape(), data });
+                self.initializers.push(Initializer { name: name.clone(), data });
             }
         }
         names.map(Value)
@@ -186,8 +185,7 @@ impl Builder {
             self.op("Constant", &[], [("value", Attribute::Tensor(constant.clone()))])
         } else {
             let name = self.fresh("constant");
-            let (shape, data) = (constant.shape.clone(), Data::Literal(constant.clone()));
-            self.initializers.push(Initializer { name: name.clone(), shape, data });
+            self.initializers.push(Initializer { name: name.clone(), data: Data::Literal(constant.clone()) });
             Value(name)
         };
         self.prefix = prefix;

@@ -186,8 +186,6 @@ pub struct Node {
 pub struct Initializer {
     /// Name of the value.
     pub name: String,
-    /// Dimensions.
-    pub shape: Vec<usize>,
     /// The values, or a way to them.
     pub data: Data,
 }
@@ -198,9 +196,14 @@ impl Initializer {
         self.data.dtype()
     }
 
+    /// Dimensions.
+    pub fn shape(&self) -> Vec<usize> {
+        self.data.shape()
+    }
+
     /// Bytes of the values.
     pub fn bytes(&self) -> u64 {
-        self.dtype().bytes(self.shape.iter().map(|dim| *dim as u64).product())
+        self.dtype().bytes(self.shape().iter().map(|dim| *dim as u64).product())
     }
 }
 
