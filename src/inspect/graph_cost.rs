@@ -63,13 +63,11 @@ pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Length
     let (told, mut not_told) = told(files, family);
     let mut ledger = Ledger::default();
     for file in files {
-        let mut walk = Walk::new(file, lengths);
+        let walk = Walk::new(file, lengths);
         walk.parameters(&mut ledger);
         if told.linear {
             walk.products(&mut ledger);
         }
-        ledger.incomplete.append(&mut walk.incomplete);
-        ledger.uncounted.append(walk.uncounted);
     }
     not_told.append(&mut ledger.uncounted.not_told());
     let complete = ledger.incomplete.is_empty() && not_told.is_empty();
@@ -142,8 +140,6 @@ struct Walk<'a> {
     /// Whether the logits are those of the last position alone.
     last_logits: bool,
     lengths: Lengths,
-    incomplete: Vec<String>,
-    uncounted: Uncounted,
 }
 
 impl<'a> Walk<'a> {
@@ -160,8 +156,6 @@ impl<'a> Walk<'a> {
             part: file.metadata(metadata::PART).unwrap_or(MODEL),
             last_logits: file.metadata(metadata::LOGITS) == Some(metadata::LAST),
             lengths,
-            incomplete: Vec::new(),
-            uncounted: Uncounted::default(),
         }
     }
 
@@ -236,7 +230,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Adds products, and takes off what the experts that are not chosen hold.
-    fn products(&mut self, ledger: &mut Ledger) {
+    fn products(&self, ledger: &mut Ledger) {
         for node in self.nodes {
             match (node.domain.as_str(), node.op_type.as_str()) {
                 ("", "Reshape") => self.standard_attention(node, ledger),
@@ -246,17 +240,17 @@ impl<'a> Walk<'a> {
                 (DOMAIN, _) if is(node, &FEED_FORWARD) => self.routed_feed_forward(node, ledger),
                 ("com.microsoft", "MultiHeadAttention") => self.runtime_attention(node, ledger),
                 _ if operands(node).is_some() => self.product(node, ledger),
-                _ => self.uncounted.note_unknown(node),
+                _ => ledger.uncounted.note_unknown(node),
             }
         }
     }
 
-    fn product(&mut self, node: &'a NodeProto, ledger: &mut Ledger) {
+    fn product(&self, node: &'a NodeProto, ledger: &mut Ledger) {
         let Some(tensor) = self.matrix(node).filter(|tensor| tensor.dims.len() == 2) else {
             let has_weight = node.input.iter().any(|input| self.weight(input).is_some());
             // Products of two activations are those of attention, which is counted where it ends.
             if node.op_type != "MatMul" || has_weight {
-                self.uncounted.note(node);
+                ledger.uncounted.note(node);
             }
             return;
         };
@@ -325,9 +319,9 @@ impl<'a> Walk<'a> {
         dims.first().copied()
     }
 
-    fn routed_attention(&mut self, node: &'a NodeProto, operator: &Operator, ledger: &mut Ledger) {
+    fn routed_attention(&self, node: &'a NodeProto, operator: &Operator, ledger: &mut Ledger) {
         if self.try_routed_attention(node, operator, ledger).is_none() {
-            self.incomplete.push(format!("{} {:?}", node.op_type, node.name));
+            ledger.incomplete.push(format!("{} {:?}", node.op_type, node.name));
         }
     }
 
@@ -354,9 +348,9 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    fn routed_feed_forward(&mut self, node: &'a NodeProto, ledger: &mut Ledger) {
+    fn routed_feed_forward(&self, node: &'a NodeProto, ledger: &mut Ledger) {
         if self.try_routed_feed_forward(node, ledger).is_none() {
-            self.incomplete.push(format!("{} {:?}", node.op_type, node.name));
+            ledger.incomplete.push(format!("{} {:?}", node.op_type, node.name));
         }
     }
 
@@ -381,7 +375,7 @@ impl<'a> Walk<'a> {
         cost.active_parameters = cost.active_parameters.saturating_sub(idle);
     }
 
-    fn runtime_attention(&mut self, node: &'a NodeProto, ledger: &mut Ledger) {
+    fn runtime_attention(&self, node: &'a NodeProto, ledger: &mut Ledger) {
         let projected = |value: &'a str| -> Option<&'a TensorProto> {
             let add = self.producers.get(value).filter(|node| node.op_type == "Add")?;
             self.factor(add.input.first()?)
@@ -391,7 +385,7 @@ impl<'a> Walk<'a> {
         let (Some(query), Some(columns), Some(heads)) =
             (query, columns, int(node, "num_heads").filter(|heads| *heads > 0))
         else {
-            self.incomplete.push(format!("{} {:?}", node.op_type, node.name));
+            ledger.incomplete.push(format!("{} {:?}", node.op_type, node.name));
             return;
         };
         let part = self.part_of(stored_name(&query.name), false);

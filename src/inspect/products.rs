@@ -66,12 +66,6 @@ impl Uncounted {
         *self.nodes.entry(name).or_default() += 1;
     }
 
-    pub(super) fn append(&mut self, other: Self) {
-        for (name, count) in other.nodes {
-            *self.nodes.entry(name).or_default() += count;
-        }
-    }
-
     /// What cannot be told because of them.
     pub(super) fn not_told(&self) -> Vec<String> {
         if self.nodes.is_empty() {
