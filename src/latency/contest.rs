@@ -50,9 +50,8 @@ pub(super) struct Contest<'a> {
 
 /// The routing of one member, and who is compared with what.
 struct Judge {
-    yardstick: Option<Yardstick>,
-    /// Why there is no yardstick.
-    why: String,
+    /// Or why there is none.
+    yardstick: Result<Yardstick, String>,
     /// The graph with its routing as outputs, by contestant.
     routed: Vec<(usize, Box<dyn Runner>)>,
     modules: Vec<String>,
@@ -170,33 +169,27 @@ impl<'a> Contest<'a> {
         let mut model = file.model().clone();
         let modules = expose_routing(&mut model);
         let routed_file = file.with_model(model)?;
-        let mut judge = Judge { yardstick: None, why: String::new(), routed: Vec::new(), modules };
         let own: Vec<usize> =
             (0..self.contestants.len()).filter(|index| self.contestants[*index].member == member).collect();
         let compared: Vec<usize> = own.iter().copied().filter(|index| self.is_compared(*index)).collect();
-        match self.setup.bodies {
-            None => judge.why = "this build has no ONNX Runtime".into(),
-            Some(_) if compared.is_empty() => {
-                judge.why = match uses_operators(file) {
-                    true => "only ort-function is timed, which computes the bodies itself".into(),
-                    false => "standard operators only, and no other runtime than ONNX Runtime is timed".into(),
-                };
-            }
+        let yardstick = match self.setup.bodies {
+            None => Err("this build has no ONNX Runtime".into()),
+            Some(_) if compared.is_empty() => Err(match uses_operators(file) {
+                true => "only ort-function is timed, which computes the bodies itself".into(),
+                false => "standard operators only, and no other runtime than ONNX Runtime is timed".into(),
+            }),
             Some(bodies) => match Yardstick::load(bodies, file) {
-                Ok(yardstick) => judge.yardstick = Some(yardstick),
-                Err(error) if error.is_skip() => judge.why = error.to_string(),
-                Err(error) => return Err(error.into()),
+                Err(error) if error.is_skip() => Err(error.to_string()),
+                loaded => Ok(loaded?),
             },
-        }
-        let routed = match &judge.yardstick {
-            Some(_) => compared,
-            None => own.into_iter().take(1).collect(),
         };
-        for index in routed {
+        let contestants = if yardstick.is_ok() { compared } else { own.into_iter().take(1).collect() };
+        let mut routed = Vec::with_capacity(contestants.len());
+        for index in contestants {
             let backend = &self.setup.backends[self.contestants[index].backend];
-            judge.routed.push((index, backend.load(&routed_file)?));
+            routed.push((index, backend.load(&routed_file)?));
         }
-        Ok(judge)
+        Ok(Judge { yardstick, routed, modules })
     }
 
     /// Whether a contestant computes otherwise than the yardstick, which is ONNX Runtime without our library.
@@ -214,7 +207,7 @@ impl<'a> Contest<'a> {
         inputs: &NamedTensors,
     ) -> Result<Judgement, LatencyError> {
         let mut judgement = Judgement { verdicts: Vec::new(), experts: Vec::new(), undecided: false };
-        let expected = judge.yardstick.as_mut().map(|yardstick| yardstick.expect(inputs)).transpose()?;
+        let expected = judge.yardstick.as_mut().ok().map(|yardstick| yardstick.expect(inputs)).transpose()?;
         judgement.undecided = expected.as_ref().is_some_and(crate::parity::Expected::is_undecided);
         for (position, (index, routed)) in judge.routed.iter_mut().enumerate() {
             let routed = routed.run(inputs)?;
@@ -240,8 +233,8 @@ impl<'a> Contest<'a> {
         // What a checkpoint says is enough where there is nothing to compare with.
         for index in rest.into_iter().filter(|_| self.setup.verified.is_none()) {
             let verdict = match &judge.yardstick {
-                Some(_) => Verdict::Yardstick,
-                None => Verdict::NotChecked { why: judge.why.clone() },
+                Ok(_) => Verdict::Yardstick,
+                Err(why) => Verdict::NotChecked { why: why.clone() },
             };
             judgement.verdicts.push((index, verdict));
         }
