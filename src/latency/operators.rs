@@ -2,9 +2,12 @@
 
 use moa_schema::Operator;
 
-use super::LatencyError;
-use super::result::NodeTime;
-use crate::onnx::read::operator_of;
+use super::{LatencyError, median, result::NodeTime};
+use crate::{
+    backend::{BackendError, NodeRun, OrtOperators, OrtOptions, OrtSession, OrtTrace},
+    onnx::{OnnxFile, inline::inline_functions, read::operator_of},
+    tensor::NamedTensors,
+};
 
 /// Calls that are recorded, where they are fast.
 const CALLS: usize = 10;
@@ -22,19 +25,17 @@ const NANOSECONDS: u64 = 2_000_000_000;
 ///
 /// Where the runtime fails.
 pub(super) fn record(
-    file: &crate::onnx::OnnxFile,
-    operators: crate::backend::OrtOperators,
-    options: &crate::backend::OrtOptions,
-    inputs: &crate::tensor::NamedTensors,
+    file: &OnnxFile,
+    operators: OrtOperators,
+    options: &OrtOptions,
+    inputs: &NamedTensors,
     call: u64,
 ) -> Result<(usize, Vec<NodeTime>), LatencyError> {
-    use crate::backend::{OrtOperators, OrtSession, OrtTrace};
     let routed = routed_modules(file);
     let inlined = match operators {
         OrtOperators::Library => None,
         OrtOperators::Functions => {
-            let model =
-                crate::onnx::inline::inline_functions(file.model()).map_err(crate::backend::BackendError::from)?;
+            let model = inline_functions(file.model()).map_err(BackendError::from)?;
             Some(file.with_model(model)?)
         }
     };
@@ -44,10 +45,9 @@ pub(super) fn record(
     let mut session = OrtSession::load(file, outputs, operators, options.clone(), Some(&trace.place()))?;
     let mut values = Vec::with_capacity(inputs.len());
     for (name, tensor) in inputs {
-        values.push(session.tensor(tensor)?);
-        if let Some(value) = values.last() {
-            session.bind(name, value)?;
-        }
+        let value = session.tensor(tensor)?;
+        session.bind(name, &value)?;
+        values.push(value);
     }
     let calls = usize::try_from(NANOSECONDS / call.max(1)).unwrap_or(CALLS).clamp(1, CALLS);
     for _ in 0..WARM_UP_CALLS + calls {
@@ -60,7 +60,7 @@ pub(super) fn record(
 }
 
 /// Names of the operators that route, which those of the nodes of their bodies begin with.
-fn routed_modules(file: &crate::onnx::OnnxFile) -> Vec<&str> {
+fn routed_modules(file: &OnnxFile) -> Vec<&str> {
     let nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
     let operators = nodes.filter(|node| operator_of(node).is_some_and(Operator::is_routed));
     operators.map(|node| node.name.as_str()).filter(|name| !name.is_empty()).collect()
@@ -69,12 +69,12 @@ fn routed_modules(file: &crate::onnx::OnnxFile) -> Vec<&str> {
 /// Folds the nodes of `calls` equal calls: of every node the median over the calls after the warm-up, so that one
 /// interruption weighs nothing.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn fold_calls(runs: &[crate::backend::NodeRun], calls: usize, alone: &[&str], routed: &[&str]) -> Vec<NodeTime> {
+fn fold_calls(runs: &[NodeRun], calls: usize, alone: &[&str], routed: &[&str]) -> Vec<NodeTime> {
     let nodes = runs.len() / calls.max(1);
     let measured = &runs[nodes * WARM_UP_CALLS.min(calls)..nodes * calls];
     let times = (0..nodes).map(|node| {
         let times: Vec<f64> = measured.iter().skip(node).step_by(nodes).map(|run| run.time.as_nanos() as f64).collect();
-        let time = super::median(&times).unwrap_or_default().round() as u64;
+        let time = median(&times).unwrap_or_default().round() as u64;
         (measured[node].node.as_str(), measured[node].operator.as_str(), time)
     });
     fold(times, alone, routed)
@@ -147,7 +147,7 @@ mod tests {
     };
 
     /// `y = LMHead(MoEFeedForward(x, r, i, o), w, s)`, read from a file.
-    fn routed_and_head() -> crate::onnx::OnnxFile {
+    fn routed_and_head() -> OnnxFile {
         let node = |operator: &str, name: &str, inputs: &[&str], output: &str| NodeProto {
             domain: moa_schema::DOMAIN.into(),
             op_type: operator.into(),
