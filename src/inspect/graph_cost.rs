@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use moa_graphs::families::model_types;
 use moa_schema::{CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, SELF_ATTENTION};
 
 use super::{
@@ -91,7 +92,7 @@ fn told(files: &[OnnxFile], family: Option<&str>) -> (Told, Vec<String>) {
     let operators = operators_of(files);
     let has_ours = operators.iter().any(|(domain, _)| *domain == DOMAIN);
     let has_runtime = operators.contains(&("com.microsoft", "MultiHeadAttention"));
-    let is_dense = matches!(family, Some("transformer" | "roberta"));
+    let is_dense = matches!(family, Some(model_types::TRANSFORMER | model_types::ROBERTA));
     match family {
         None => {
             let why = "the file does not say that this program wrote it";

@@ -130,20 +130,10 @@ impl Preset {
     fn attention_keys(&self) -> Map<String, Value> {
         let dense = self.is_transformer();
         let family = match self.kind {
-            Kind::Translation { .. } => {
-                if dense {
-                    "transformer"
-                } else {
-                    model_types::MOA_TRANSFORMER
-                }
-            }
-            Kind::MaskedLm => {
-                if dense {
-                    "roberta"
-                } else {
-                    model_types::MOA_ROBERTA
-                }
-            }
+            Kind::Translation { .. } if dense => model_types::TRANSFORMER,
+            Kind::Translation { .. } => model_types::MOA_TRANSFORMER,
+            Kind::MaskedLm if dense => model_types::ROBERTA,
+            Kind::MaskedLm => model_types::MOA_ROBERTA,
             Kind::JetMoe => return Map::new(),
             Kind::Molm { .. } => model_types::MOLM,
         };

@@ -68,12 +68,12 @@ const FAMILIES: &[Family] = &[
 /// a checkpoint.
 const BASELINES: &[Family] = &[
     Family {
-        model_type: "transformer",
+        model_type: model_types::TRANSFORMER,
         title: "Transformer encoder-decoder",
         import: |config, tensors, options| translation::import(config, tensors, options).map(Model::Transformer),
     },
     Family {
-        model_type: "roberta",
+        model_type: model_types::ROBERTA,
         title: "Transformer masked language model",
         import: |config, tensors, options| masked_lm::import(config, tensors, options).map(Model::TransformerMaskedLm),
     },

@@ -10,3 +10,7 @@ pub const JETMOE: &str = "jetmoe";
 pub const MOLM: &str = "moduleformer";
 /// A single MoA layer.
 pub const MOA_LAYER: &str = "moa_layer";
+/// A standard Transformer, encoder-decoder.
+pub const TRANSFORMER: &str = "transformer";
+/// A standard Transformer as a masked language model.
+pub const ROBERTA: &str = "roberta";
