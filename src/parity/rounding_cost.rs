@@ -7,7 +7,7 @@ use crate::{
     tensor::{NamedTensors, Tensor},
 };
 
-use super::graph_check::LOGITS;
+use super::{compare::distance, graph_check::LOGITS};
 
 /// A model of rounded weights beside the same model of the checkpoint's own, both evaluated in f64, in runs without
 /// cached tokens, on the inputs of a verification, which are random. Padding does not count where the inputs have a
@@ -76,8 +76,7 @@ impl RoundingCost {
         let rows = rounded.chunks_exact(width).zip(trained.chunks_exact(width)).enumerate();
         for (_, (rounded, trained)) in rows.filter(|(place, _)| is_real(inputs, tokens, *place)) {
             for (a, b) in rounded.iter().zip(trained) {
-                let difference = (a - b).abs();
-                let difference = if difference.is_nan() { f64::INFINITY } else { difference };
+                let difference = distance(*a, *b);
                 self.largest_difference = self.largest_difference.max(difference);
                 self.squares[0] += difference.powi(2);
                 self.squares[1] += b.powi(2);
