@@ -167,22 +167,21 @@ impl Agreement {
                 continue;
             }
             self.decisions += 1;
-            let choice = |routing: &ModuleChoices| sorted(&routing.indices[slots.clone()], i64::cmp);
-            let weights = |routing: &ModuleChoices| sorted(&routing.weights[slots.clone()], f64::total_cmp);
-            if choice(found) == choice(expected) {
+            let [chosen, wanted] = [found, expected].map(|routing| routing.experts(token));
+            let weights = |routing: &ModuleChoices| sorted(&routing.weights[slots.clone()]);
+            if chosen == wanted {
                 continue;
             }
             let close = |(a, b): (f64, f64)| (a - b).abs() <= margin;
             let is_tie = match weights(expected)[..] {
-                [1.0] => moved.is_some_and(|moved| choice(moved) != choice(expected)),
+                [1.0] => moved.is_some_and(|moved| moved.experts(token) != wanted),
                 _ => weights(found).into_iter().zip(weights(expected)).all(close),
             };
             if is_tie {
                 self.ties += 1;
             } else {
-                let (found, expected) = (choice(found), choice(expected));
                 self.fault.get_or_insert_with(|| {
-                    format!("module {module}, token {token} went to experts {found:?} instead of {expected:?}")
+                    format!("module {module}, token {token} went to experts {chosen:?} instead of {wanted:?}")
                 });
             }
         }
@@ -207,19 +206,17 @@ impl Agreement {
     }
 }
 
-fn sorted<T: Copy>(values: &[T], order: impl Fn(&T, &T) -> std::cmp::Ordering) -> Vec<T> {
-    let mut values = values.to_vec();
-    values.sort_by(order);
-    values
+fn sorted(weights: &[f64]) -> Vec<f64> {
+    let mut weights = weights.to_vec();
+    weights.sort_by(f64::total_cmp);
+    weights
 }
 
 fn same_choices(a: &Choices, b: &Choices) -> bool {
     a.iter().all(|(module, a)| {
         let Some(b) = b.get(module) else { return false };
-        let sets = |routing: &ModuleChoices| -> Vec<Vec<i64>> {
-            routing.indices.chunks(routing.top_k.max(1)).map(|slots| sorted(slots, i64::cmp)).collect()
-        };
-        sets(a) == sets(b)
+        let tokens = a.batch * a.tokens;
+        tokens == b.batch * b.tokens && (0..tokens).all(|token| a.experts(token) == b.experts(token))
     })
 }
 
@@ -229,11 +226,10 @@ fn effect_on_weights(a: &Choices, b: &Choices, modules: &[String]) -> f64 {
     let mut largest = 0.0_f64;
     for (a, b) in modules.iter().filter_map(|module| a.get(module).zip(b.get(module))) {
         let slots = a.top_k.max(1);
-        let choices = a.indices.chunks(slots).zip(b.indices.chunks(slots));
-        let same: Vec<bool> = choices.map(|(a, b)| sorted(a, i64::cmp) == sorted(b, i64::cmp)).collect();
+        let same: Vec<bool> = (0..a.batch * a.tokens).map(|token| a.experts(token) == b.experts(token)).collect();
         let tokens = a.weights.chunks(slots).zip(b.weights.chunks(slots)).zip(&same).filter(|(_, same)| **same);
         for ((a, b), _) in tokens {
-            let weights = sorted(a, f64::total_cmp).into_iter().zip(sorted(b, f64::total_cmp));
+            let weights = sorted(a).into_iter().zip(sorted(b));
             largest = weights.map(|(a, b)| (a - b).abs()).fold(largest, f64::max);
         }
         if same.contains(&false) {

@@ -87,18 +87,12 @@ impl RoundingCost {
     }
 
     fn add_module(&mut self, inputs: &NamedTensors, rounded: &ModuleRouting, trained: &ModuleRouting) {
-        let top_k = trained.choices.top_k.max(1);
         let tokens = [trained.choices.batch, trained.choices.tokens];
-        let chosen = |routing: &ModuleRouting, token: usize| {
-            let mut experts = routing.choices.indices[token * top_k..(token + 1) * top_k].to_vec();
-            experts.sort_unstable();
-            experts
-        };
         let routed =
             trained.routed.iter().enumerate().filter(|(token, routed)| **routed && is_real(inputs, &tokens, *token));
         for (token, _) in routed {
             self.decisions += 1;
-            self.same_experts += usize::from(chosen(rounded, token) == chosen(trained, token));
+            self.same_experts += usize::from(rounded.choices.experts(token) == trained.choices.experts(token));
         }
     }
 }

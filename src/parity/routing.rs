@@ -145,8 +145,7 @@ impl RoutingComparison {
             self.decisions += 1;
             let scores = &expected.scores[token * experts..(token + 1) * experts];
             let ranked = ranked(scores);
-            let mut chosen = found.indices[token * top_k..(token + 1) * top_k].to_vec();
-            chosen.sort_unstable();
+            let chosen = found.experts(token);
             let mut best = ranked[..top_k].to_vec();
             best.sort_unstable();
             if chosen == best {

@@ -96,6 +96,15 @@ pub struct ModuleChoices {
     pub weights: Vec<f64>,
 }
 
+impl ModuleChoices {
+    /// The experts of one token, counted over all rows, by rising number.
+    pub fn experts(&self, token: usize) -> Vec<i64> {
+        let mut experts = self.indices.chunks(self.top_k.max(1)).nth(token).unwrap_or_default().to_vec();
+        experts.sort_unstable();
+        experts
+    }
+}
+
 /// Where one routed module sent its tokens, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModuleRouting {
