@@ -314,7 +314,7 @@ pub(super) fn layer_cases(
         (MANY, 1, MANY_TOKENS, 70, Padding::None),
     ];
     for (name, batch, tokens, sources, padding) in shapes {
-        let query = random_rows(random, batch * tokens * width(&layer.attention));
+        let query = random_rows(random, batch * tokens * layer.attention.width);
         cases.push((name.to_owned(), layer_inputs(layer, random, query, [batch, tokens, sources], padding)?));
     }
     let steered = steered_rows(&layer.attention, 6)?;
@@ -330,10 +330,6 @@ pub(super) enum LayerCaseError {
     Weight(#[from] WeightError),
     #[error(transparent)]
     Shape(#[from] TensorShapeError),
-}
-
-fn width(attention: &Attention) -> usize {
-    attention.width
 }
 
 fn random_rows(random: &mut Random, values: usize) -> Vec<f32> {
@@ -367,7 +363,7 @@ fn layer_inputs(
     padding: Padding,
 ) -> Result<NamedTensors, TensorShapeError> {
     let mut inputs = NamedTensors::new();
-    let query = Tensor::new([batch, tokens, width(&layer.attention)], TensorData::F32(query))?;
+    let query = Tensor::new([batch, tokens, layer.attention.width], TensorData::F32(query))?;
     inputs.insert("query".into(), query);
     let query_mask = ints([batch, tokens], mask_rows(random, [batch, tokens], padding))?;
     if !layer.cross_attention {
