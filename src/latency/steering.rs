@@ -111,7 +111,7 @@ fn draw(exponent: f64, [experts, top_k]: [usize; 2], random: &mut Random) -> Vec
     let mut chosen = Vec::with_capacity(top_k);
     for _ in 0..top_k.min(experts) {
         let total: f64 = left.iter().map(|expert| weight(*expert)).sum();
-        let mut point = total * random.below(1 << 40) as f64 / (1u64 << 40) as f64;
+        let mut point = total * random.fraction();
         let hit = left.iter().position(|expert| {
             point -= weight(*expert);
             point < 0.0
