@@ -1,10 +1,14 @@
 //! Which crate of the workspace may depend on which, by the dependency lists.
 
-use std::{collections::BTreeSet, fs, io, path::Path};
+use std::io;
+
+use serde_json::Value;
+
+use crate::{process, project::Project};
 
 /// A crate of the workspace.
 struct Crate {
-    folder: &'static str,
+    name: &'static str,
     /// Our crates that it may depend on.
     ours: &'static [&'static str],
     /// Our crates that its tests may depend on besides.
@@ -18,117 +22,52 @@ const FORMATS_AND_RUNTIMES: &[&str] = &["ort", "ort-sys", "prost", "safetensors"
 
 /// The table of ARCHITECTURE.md.
 const CRATES: [Crate; 10] = [
-    Crate { folder: ".", ours: &["moa-graphs", "moa-schema"], tests: &[], never: &["ort-sys"] },
-    Crate { folder: "graphs", ours: &["moa-schema"], tests: &[], never: FORMATS_AND_RUNTIMES },
-    Crate { folder: "custom_ops/schema", ours: &[], tests: &[], never: FORMATS_AND_RUNTIMES },
-    Crate { folder: "custom_ops/kernels", ours: &["moa-schema"], tests: &[], never: RUNTIMES },
-    Crate { folder: "custom_ops/cuda", ours: &["moa-schema"], tests: &[], never: RUNTIMES },
+    Crate { name: "moa-export", ours: &["moa-graphs", "moa-schema"], tests: &[], never: &["ort-sys"] },
+    Crate { name: "moa-graphs", ours: &["moa-schema"], tests: &[], never: FORMATS_AND_RUNTIMES },
+    Crate { name: "moa-schema", ours: &[], tests: &[], never: FORMATS_AND_RUNTIMES },
+    Crate { name: "moa-kernels", ours: &["moa-schema"], tests: &[], never: RUNTIMES },
+    Crate { name: "moa-cuda", ours: &["moa-schema"], tests: &[], never: RUNTIMES },
+    Crate { name: "moa-cuda-driver", ours: &["moa-cuda", "moa-schema"], tests: &["moa-cuda-fake"], never: RUNTIMES },
     Crate {
-        folder: "custom_ops/cuda/driver",
-        ours: &["moa-cuda", "moa-schema"],
-        tests: &["moa-cuda-fake"],
-        never: RUNTIMES,
-    },
-    Crate {
-        folder: "custom_ops/cuda/c",
+        name: "moa-cuda-c",
         ours: &["moa-cuda", "moa-cuda-driver", "moa-schema"],
         tests: &["moa-cuda-fake"],
         never: RUNTIMES,
     },
-    Crate { folder: "custom_ops/cuda/fake", ours: &["moa-cuda", "moa-cuda-driver"], tests: &[], never: RUNTIMES },
+    Crate { name: "moa-cuda-fake", ours: &["moa-cuda", "moa-cuda-driver"], tests: &[], never: RUNTIMES },
     Crate {
-        folder: "custom_ops/ort",
+        name: "moa-ort",
         ours: &["moa-cuda", "moa-cuda-driver", "moa-kernels", "moa-schema"],
         tests: &["moa-cuda-fake"],
         never: &["ort", "tract-onnx"],
     },
-    Crate { folder: "xtask", ours: &["moa-cuda", "moa-schema"], tests: &[], never: RUNTIMES },
+    Crate { name: "xtask", ours: &["moa-cuda", "moa-schema"], tests: &[], never: RUNTIMES },
 ];
 
-/// Every broken rule.
-pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
+/// Every broken rule. Cargo reads the lists, so a crate has its own name however it is renamed.
+pub(super) fn check(project: &Project) -> io::Result<Vec<String>> {
+    let mut metadata = project.cargo(["metadata", "--no-deps", "--format-version", "1"]);
+    let metadata: Value = serde_json::from_str(&process::output(&mut metadata).map_err(io::Error::other)?)?;
     let mut found = Vec::new();
-    for folder in members(&fs::read_to_string(root.join("Cargo.toml"))?) {
-        let Some(rules) = CRATES.iter().find(|entry| entry.folder == folder) else {
-            found.push(format!("{folder}/Cargo.toml: the crate is not in the table of layers"));
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let crate_name = package["name"].as_str().unwrap_or_default();
+        let Some(rules) = CRATES.iter().find(|entry| entry.name == crate_name) else {
+            found.push(format!("{crate_name}: the crate is not in the table of layers"));
             continue;
         };
-        let manifest = fs::read_to_string(root.join(&folder).join("Cargo.toml"))?;
-        for Dependency { name, of_tests } in dependencies(&manifest) {
-            let name = name.as_str();
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let name = dependency["name"].as_str().unwrap_or_default();
             let is_ours = name.starts_with("moa-") || name == "xtask";
             let is_for_tests = rules.tests.contains(&name);
+            let of_tests = dependency["kind"] == "dev";
             let is_refused = rules.never.contains(&name);
             if is_refused || (is_ours && !rules.ours.contains(&name) && !(is_for_tests && of_tests)) {
                 let but = if is_for_tests { ", but in its dev-dependencies" } else { "" };
-                found.push(format!("{folder}/Cargo.toml: may not depend on `{name}`{but}"));
+                found.push(format!("{crate_name}: may not depend on `{name}`{but}"));
             }
         }
     }
     Ok(found)
-}
-
-/// Members of the workspace.
-fn members(manifest: &str) -> Vec<String> {
-    let list = manifest.split_once("\nmembers").and_then(|(_, rest)| rest.split_once('[')?.1.split_once(']'));
-    let quoted = list.map_or("", |(list, _)| list).split('"').skip(1).step_by(2);
-    quoted.map(str::to_owned).collect()
-}
-
-/// A crate that a manifest lists.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Dependency {
-    name: String,
-    /// Whether tests, examples and benchmarks alone depend on it.
-    of_tests: bool,
-}
-
-/// The dependencies of every kind, under their real names where they are renamed.
-fn dependencies(manifest: &str) -> BTreeSet<Dependency> {
-    let mut found = BTreeSet::new();
-    let mut section = "";
-    for line in manifest.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
-        if let Some(header) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            section = header;
-            if let Some((_, name)) = header.rsplit_once('.').filter(|(kind, _)| lists_dependencies(kind)) {
-                found.insert(Dependency { name: unquoted(name), of_tests: is_of_tests(header) });
-            }
-            continue;
-        }
-        let listed = lists_dependencies(section);
-        let detailed = section.rsplit_once('.').is_some_and(|(kind, _)| lists_dependencies(kind));
-        if let Some((key, value)) = line.split_once('=').filter(|_| listed || detailed) {
-            let of_tests = is_of_tests(section);
-            if listed {
-                let name = unquoted(key.split('.').next().unwrap_or(key));
-                found.insert(Dependency { name, of_tests });
-            }
-            let renamed = if detailed && key.trim() == "package" { Some(value) } else { behind_package(value) };
-            let name = renamed.and_then(|value| value.split('"').nth(1)).map(str::to_owned);
-            found.extend(name.map(|name| Dependency { name, of_tests }));
-        }
-    }
-    found
-}
-
-/// What stands behind `package =` in an inline table.
-fn behind_package(value: &str) -> Option<&str> {
-    value.split_once("package").map(|(_, rest)| rest).filter(|rest| rest.trim_start().starts_with('='))
-}
-
-fn unquoted(name: &str) -> String {
-    name.trim().trim_matches('"').to_owned()
-}
-
-/// Whether `section` lists dependencies, of the workspace itself excepted.
-fn lists_dependencies(section: &str) -> bool {
-    let last = section.rsplit('.').next().unwrap_or(section);
-    matches!(last, "dependencies" | "dev-dependencies" | "build-dependencies") && !section.starts_with("workspace")
-}
-
-/// Whether `section`, or that of one dependency, lists what tests alone depend on.
-fn is_of_tests(section: &str) -> bool {
-    section.split('.').any(|part| part == "dev-dependencies")
 }
 
 #[cfg(test)]
@@ -136,86 +75,77 @@ mod tests {
     use super::*;
     use crate::check::planted;
 
-    const ROOT: &str = "[workspace]\nmembers = [\".\", \"graphs\",\n    \"custom_ops/kernels\"]\n
-        [workspace.dependencies]\nmoa-kernels = { path = \"custom_ops/kernels\" }\n";
-
-    fn found(root: &str, graphs: &str, kernels: &str) -> Vec<String> {
-        let root = format!("{ROOT}{root}");
-        let files =
-            [("Cargo.toml", root.as_str()), ("graphs/Cargo.toml", graphs), ("custom_ops/kernels/Cargo.toml", kernels)];
-        check(planted(&files).path()).unwrap()
+    /// What is found in a workspace of these crates and their lists.
+    fn found(crates: &[(&str, &str)]) -> Vec<String> {
+        let root = "[workspace]\nmembers = [\"*\"]\nresolver = \"3\"\n[workspace.dependencies]\n\
+            moa-cuda-fake = \"1\"\nmoa-kernels = \"1\"\nmoa-schema = \"1\"\n\
+            fast = { version = \"1\", package = \"moa-kernels\" }\n";
+        let manifests = crates.iter().map(|(name, lists)| {
+            let text = format!("[package]\nname = \"{name}\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n{lists}");
+            (format!("{name}/Cargo.toml"), text)
+        });
+        let files: Vec<_> = manifests.chain([("Cargo.toml".to_owned(), root.to_owned())]).collect();
+        let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+        let tree = planted(&files);
+        check(&Project { root: tree.path().into(), target: tree.path().join("target") }).unwrap()
     }
 
     #[test]
     fn the_compiler_may_not_depend_on_kernels() {
-        let message = ["./Cargo.toml: may not depend on `moa-kernels`"];
         for list in [
             "[dependencies]\nmoa-kernels.workspace = true",
-            "[dev-dependencies]\nmoa-kernels = { path = \"x\" }",
-            "[dependencies.moa-kernels]\npath = \"x\"",
+            "[dev-dependencies]\nmoa-kernels = { version = \"1\" }",
+            "[dependencies.moa-kernels]\nversion = \"1\"",
             "[target.'cfg(unix)'.dependencies]\nmoa-kernels.workspace = true",
-            "[dependencies]\nfast = { path = \"x\", package = \"moa-kernels\" }",
-            "[dependencies.fast]\npackage = \"moa-kernels\"",
+            "[dependencies]\nquick = { version = \"1\", package = \"moa-kernels\" }",
+            "[dependencies.quick]\nversion = \"1\"\npackage = \"moa-kernels\"",
+            "[dependencies]\nfast.workspace = true",
         ] {
-            assert_eq!(found(list, "", ""), message, "{list}");
+            assert_eq!(found(&[("moa-export", list)]), ["moa-export: may not depend on `moa-kernels`"], "{list}");
         }
     }
 
     #[test]
     fn crates_for_tests_are_dev_dependencies_alone() {
-        let driver = |list: &str| {
-            let files = [
-                ("Cargo.toml", "[workspace]\nmembers = [\"custom_ops/cuda/driver\"]\n"),
-                ("custom_ops/cuda/driver/Cargo.toml", list),
-            ];
-            check(planted(&files).path()).unwrap()
-        };
+        let driver = |list: &str| found(&[("moa-cuda-driver", list)]);
         for list in [
             "[dev-dependencies]\nmoa-cuda-fake.workspace = true",
-            "[dev-dependencies.moa-cuda-fake]\nworkspace = true",
             "[target.'cfg(unix)'.dev-dependencies]\nmoa-cuda-fake.workspace = true",
         ] {
             assert_eq!(driver(list), [""; 0], "{list}");
         }
-        let refused =
-            "custom_ops/cuda/driver/Cargo.toml: may not depend on `moa-cuda-fake`, but in its dev-dependencies";
         for list in [
             "[dependencies]\nmoa-cuda-fake.workspace = true",
             "[build-dependencies]\nmoa-cuda-fake.workspace = true",
-            "[dependencies.moa-cuda-fake]\nworkspace = true",
-            "[target.'cfg(unix)'.dependencies]\nfast = { path = \"x\", package = \"moa-cuda-fake\" }",
             "[dev-dependencies]\nmoa-cuda-fake.workspace = true\n[dependencies]\nmoa-cuda-fake.workspace = true",
         ] {
+            let refused = "moa-cuda-driver: may not depend on `moa-cuda-fake`, but in its dev-dependencies";
             assert_eq!(driver(list), [refused], "{list}");
         }
         let other = driver("[dev-dependencies]\nmoa-kernels.workspace = true");
-        assert_eq!(other, ["custom_ops/cuda/driver/Cargo.toml: may not depend on `moa-kernels`"]);
+        assert_eq!(other, ["moa-cuda-driver: may not depend on `moa-kernels`"]);
     }
 
     #[test]
     fn crates_below_may_not_depend_on_crates_above() {
-        let found = found("", "[dependencies]\nprost = \"0.14\"", "[build-dependencies]\nort-sys = \"2\"");
-        assert_eq!(
-            found,
-            [
-                "graphs/Cargo.toml: may not depend on `prost`",
-                "custom_ops/kernels/Cargo.toml: may not depend on `ort-sys`",
-            ]
-        );
+        let found = found(&[
+            ("moa-graphs", "[dependencies]\nprost = \"0.14\""),
+            ("moa-kernels", "[build-dependencies]\nort-sys = \"2\""),
+        ]);
+        assert_eq!(found, ["moa-graphs: may not depend on `prost`", "moa-kernels: may not depend on `ort-sys`"]);
     }
 
     #[test]
     fn a_crate_that_is_not_in_the_table_is_found() {
-        let files = [("Cargo.toml", "[workspace]\nmembers = [\"extra\"]\n"), ("extra/Cargo.toml", "")];
-        let found = check(planted(&files).path()).unwrap();
-        assert_eq!(found, ["extra/Cargo.toml: the crate is not in the table of layers"]);
+        assert_eq!(found(&[("extra", "")]), ["extra: the crate is not in the table of layers"]);
     }
 
     #[test]
     fn what_the_table_allows_passes() {
-        let root = "[dependencies]\nmoa-schema.workspace = true\nort = { version = \"2\", optional = true }
+        let export = "[dependencies]\nmoa-schema.workspace = true\nort = { version = \"2\", optional = true }\n\
             [features]\nort = [\"dep:ort\"]";
-        let kernels = "[package]\nname = \"moa-kernels\"\n[dependencies]\nmoa-schema.workspace = true # moa-graphs";
-        assert_eq!(found(root, "[dependencies]\nserde = \"1\"", kernels), [""; 0]);
+        let kernels = "[dependencies]\nmoa-schema.workspace = true # moa-graphs";
+        let graphs = "[dependencies]\nserde = \"1\"";
+        assert_eq!(found(&[("moa-export", export), ("moa-graphs", graphs), ("moa-kernels", kernels)]), [""; 0]);
     }
 }

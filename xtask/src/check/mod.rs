@@ -39,7 +39,7 @@ pub(crate) fn run(project: &Project) -> Result<bool, String> {
     };
     check("formatting", &|| process::run(&mut project.cargo(["fmt", "--all", "--check"])));
     check("layers of modules", &|| report(layers::check(&project.root)));
-    check("layers of crates", &|| report(crates::check(&project.root)));
+    check("layers of crates", &|| report(crates::check(project)));
     check("doors of unsafe code", &|| report(doors::check(&project.root)));
     check("sizes", &|| report(size::check(&project.root)));
     check("clippy: operator library", &|| all_targets(&operators));
