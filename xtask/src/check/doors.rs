@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{paths::names_word, size::files};
+use super::{paths::names_word, size::rust_sources};
 
 const DOCUMENT: &str = "SECURITY.md";
 
@@ -21,8 +21,7 @@ pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
     let listed = listed(&fs::read_to_string(root.join(DOCUMENT))?);
     let mut unused: Vec<_> = listed.iter().collect();
     let mut found = Vec::new();
-    for file in files(root)?.into_iter().filter(|file| file.extension() == Some(OsStr::new("rs"))) {
-        let Ok(source) = fs::read_to_string(root.join(&file)) else { continue };
+    for (file, source) in rust_sources(root)? {
         if !names_word(&source, &WORDS) {
             continue;
         }

@@ -2,7 +2,10 @@
 
 use std::{fs, io, path::Path};
 
-use super::paths::{NamedPath, named_paths, rust_files};
+use super::{
+    paths::{NamedPath, named_paths},
+    size::rust_sources,
+};
 
 /// A module of `src/`.
 struct Module {
@@ -151,30 +154,29 @@ fn other_row(module: &Module, document: &str) -> Option<String> {
 
 fn broken_rules(root: &Path) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
-    for file in rust_files(&root.join("src"))? {
-        let inner = file.strip_prefix(root.join("src")).unwrap_or(&file);
+    let sources = rust_sources(root)?;
+    for (file, source) in &sources {
+        let Ok(inner) = file.strip_prefix("src") else { continue };
         let first = inner.components().next().map(|part| part.as_os_str().to_string_lossy().into_owned());
         let first = first.unwrap_or_default();
         if first == "lib.rs" || first == "main.rs" {
             continue;
         }
         let name = first.strip_suffix(".rs").unwrap_or(&first);
-        let place = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+        let place = file.display();
         let Some(module) = MODULES.iter().find(|module| module.name == name) else {
             found.push(format!("{place}: `{name}` is not in the table of layers"));
             continue;
         };
         let at_top = inner.components().count() == 1 || inner == Path::new(name).join("mod.rs");
-        let source = fs::read_to_string(&file)?;
-        for path in named_paths(&source) {
+        for path in named_paths(source) {
             found.extend(broken(module, &path, at_top).map(|why| format!("{place}:{}: {why}", path.line)));
         }
     }
     for (folder, never) in OTHER_CRATES {
-        for file in rust_files(&root.join(folder))? {
-            let place = file.strip_prefix(root).unwrap_or(&file).display().to_string();
-            let source = fs::read_to_string(&file)?;
-            for path in named_paths(&source) {
+        for (file, source) in sources.iter().filter(|(file, _)| file.starts_with(folder)) {
+            let place = file.display();
+            for path in named_paths(source) {
                 found.extend(
                     forbidden(&path, never).map(|never| format!("{place}:{}: may not name `{never}`", path.line)),
                 );

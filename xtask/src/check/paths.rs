@@ -1,9 +1,6 @@
 //! The paths that a Rust source names, without compiling it.
 
-use std::{
-    fs, io, iter,
-    path::{Path, PathBuf},
-};
+use std::iter;
 
 /// A path such as `crate::onnx::read`, groups of `use` written out, `*` last where it is a glob.
 #[derive(Debug, PartialEq, Eq)]
@@ -203,24 +200,6 @@ fn quote(text: &str) -> usize {
         (Some(c), Some('\'')) => 2 + c.len_utf8(),
         _ => 1,
     }
-}
-
-/// Every Rust file under `folder`, sorted; none where it is not there.
-pub(super) fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    if !folder.is_dir() {
-        return Ok(files);
-    }
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            files.extend(rust_files(&path)?);
-        } else if path.extension().is_some_and(|ending| ending == "rs") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
 }
 
 #[cfg(test)]

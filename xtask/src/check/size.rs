@@ -53,8 +53,14 @@ pub(super) fn check(root: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Files of the repository, from `root`.
-pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
+fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
     tracked(root).map_or_else(|| walk(root, root), Ok)
+}
+
+/// Those of Rust, with their sources.
+pub(super) fn rust_sources(root: &Path) -> io::Result<Vec<(PathBuf, String)>> {
+    let rust = files(root)?.into_iter().filter(|file| file.extension() == Some(OsStr::new("rs")));
+    Ok(rust.filter_map(|file| fs::read_to_string(root.join(&file)).ok().map(|source| (file, source))).collect())
 }
 
 /// Files that git tracks or would, if this is a clone.
