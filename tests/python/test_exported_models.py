@@ -30,6 +30,8 @@ ATOL = {"mlm": 1e-4}
 # Form, and whether the operator library is registered.
 SETTINGS = [("function", True), ("function", False), ("fused", True), ("standard", False)]
 
+TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
+
 # Smallest gap between the last chosen expert and the next at which the choice must be upstream's.
 DECIDED = 1e-5
 
@@ -393,17 +395,21 @@ class Numbers(unittest.TestCase):
         """A runtime would spread the token of one row or column over all of them."""
 
         def size(axis, past):
-            sizes = {"batch": 2, "sequence": 3, "source": 3, "past_sequence": past, "past_sequence + sequence": past + 3}
-            return sizes.get(axis, axis)
+            sizes = {"batch": 2, "sequence": 3, "source": 3, "past_sequence": past}
+            return sizes.get(axis, past + 3 if axis == "past_sequence + sequence" else axis)
 
         def check(name, form, library):
             for path in sorted(export(name, form).glob("*.onnx")):
                 running = session(path, library)
                 for past in (0, 2) if path.stem == "decoder_model" else (0,):
-                    shapes = {value.name: [size(axis, past) for axis in value.shape] for value in running.get_inputs()}
-                    kinds = {value.name: np.int64 if "int64" in value.type else np.float32 for value in running.get_inputs()}
-                    feeds = {key: np.ones(shape, kinds[key]) for key, shape in shapes.items()}
+                    feeds = {
+                        value.name: np.ones([size(axis, past) for axis in value.shape], TYPES[value.type])
+                        for value in running.get_inputs()
+                    }
                     run(running, feeds)
+                    for cache in [name for name in feeds if ".encoder." in name]:
+                        with self.subTest(cache=cache), self.assertRaises(Exception):
+                            run(running, {**feeds, cache: feeds[cache][:1]})
                     for shape in ((1, 3), (2, 1), (1, 1), (3, 2), (1, 6)):
                         with self.subTest(graph=path.stem, past=past, shape=shape), self.assertRaises(Exception):
                             run(running, {**feeds, "input_ids": np.ones(shape, np.int64)})

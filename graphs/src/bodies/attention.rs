@@ -106,6 +106,7 @@ pub(crate) fn cross_attention(
     let query_mask = of_shape(b, &values.query_mask, hidden, [0, 1]);
     let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
     let key_mask = of_shape(b, &values.key_mask, &values.key, [0, 2]);
+    let key_mask = of_shape(b, &key_mask, &values.value, [0, 2]);
     let routing =
         route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
     let keys = KeySet { key: &values.key, value: &values.value, mask: &key_mask };
