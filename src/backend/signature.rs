@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::BackendError;
 use crate::onnx::proto::tensor_proto::DataType;
-use crate::onnx::read::{Dim, OnnxFile, PositionTable, ValueInfo, dims_text, is_past, sum};
+use crate::onnx::read::{Dim, OnnxFile, PositionTable, ValueInfo, dims_text, sum};
 use crate::tensor::{NamedTensors, Tensor, TensorData, coordinates};
 
 /// Inputs that a model takes.
@@ -107,7 +107,7 @@ impl Signature {
 
 /// Only what came before may be empty: without a row or a token there is nothing to compute.
 fn check_not_empty(input: &ValueInfo, tensor: &Tensor) -> Result<(), BackendError> {
-    let empty = |(dim, size): (&Dim, &usize)| *size == 0 && matches!(dim, Dim::Symbolic(name) if !is_past(name));
+    let empty = |(dim, size): (&Dim, &usize)| dim.wrongly_empty(*size as u64).is_some();
     if !input.dims.iter().flatten().zip(tensor.shape()).any(empty) {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, error::Error};
 use super::Failure;
 use crate::{
     engine::{Profile, ProfileError, ShapeList, Sizes, listed_shapes, open_dims, shapes},
-    onnx::read::{Dim, ValueInfo, is_past},
+    onnx::read::ValueInfo,
 };
 
 #[derive(Debug, Args)]
@@ -156,7 +156,6 @@ impl ShapeArguments {
             let mut profiles: Vec<Profile> = Vec::new();
             for group in &groups {
                 let profile = group.profile(inputs)?;
-                nothing_is_empty(inputs, &profile)?;
                 if !profiles.contains(&profile) {
                     profiles.push(profile);
                 }
@@ -182,27 +181,12 @@ impl Group {
     }
 }
 
-/// Keys and values of the past alone may be of none.
-fn nothing_is_empty(inputs: &[ValueInfo], profile: &Profile) -> Result<(), ProfileError> {
-    for (input, shapes) in inputs.iter().zip(profile) {
-        let dims = input.dims.iter().flatten();
-        let empty = dims.zip(&shapes.min).find_map(|(dim, size)| match dim {
-            Dim::Symbolic(name) if *size == 0 && !is_past(name) => Some(name.clone()),
-            _ => None,
-        });
-        if let Some(name) = empty {
-            return Err(ProfileError::Empty { name });
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::onnx::proto::tensor_proto::DataType;
+    use crate::onnx::{proto::tensor_proto::DataType, read::Dim};
 
     #[derive(Debug, Parser)]
     struct Line {

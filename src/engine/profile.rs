@@ -147,7 +147,8 @@ pub fn open_dims(inputs: &[ValueInfo]) -> Vec<String> {
 ///
 /// # Errors
 ///
-/// Where `dims` are not exactly the open dimensions, and where an input has a dimension without a name.
+/// Where `dims` are not exactly the open dimensions, where an input has a dimension without a name, and where another
+/// dimension than those of the past may be of 0.
 pub fn shapes(inputs: &[ValueInfo], dims: &[Sizes]) -> Result<Profile, ProfileError> {
     let open = open_dims(inputs);
     if let Some(unknown) = dims.iter().find(|dim| !open.contains(&dim.name)) {
@@ -162,13 +163,20 @@ pub fn shapes(inputs: &[ValueInfo], dims: &[Sizes]) -> Result<Profile, ProfileEr
     if !names.is_empty() {
         return Err(ProfileError::Missing { names });
     }
-    inputs
-        .iter()
-        .map(|input| {
-            let shape = |which| shape(input, dims, which);
-            Ok(InputShapes { name: input.name.clone(), min: shape(0)?, opt: shape(1)?, max: shape(2)? })
-        })
-        .collect()
+    let shapes = inputs.iter().map(|input| {
+        let shape = |which| shape(input, dims, which);
+        Ok(InputShapes { name: input.name.clone(), min: shape(0)?, opt: shape(1)?, max: shape(2)? })
+    });
+    let profile = shapes.collect::<Result<_, _>>()?;
+    nothing_is_empty(inputs, &profile)?;
+    Ok(profile)
+}
+
+/// That a run has some of everything but keys and values of the past.
+pub(super) fn nothing_is_empty(inputs: &[ValueInfo], profile: &Profile) -> Result<(), ProfileError> {
+    let minima = inputs.iter().zip(profile).flat_map(|(input, shapes)| input.dims.iter().flatten().zip(&shapes.min));
+    let empty = minima.into_iter().find_map(|(dim, size)| dim.wrongly_empty(*size));
+    empty.map_or(Ok(()), |name| Err(ProfileError::Empty { name: name.to_owned() }))
 }
 
 fn shape(input: &ValueInfo, dims: &[Sizes], which: usize) -> Result<Vec<u64>, ProfileError> {
@@ -235,6 +243,7 @@ mod tests {
         assert_eq!(error(&["batch=1"]), "no size is given to new");
         assert_eq!(error(&["batch=1", "new=1", "old=1"]), "a size is given to the dimension `old`, which no input has");
         assert_eq!(error(&["batch=1", "new=1", "new=2"]), "the dimension `new` is given a size twice");
+        assert_eq!(error(&["batch=0:1:1", "new=1"]), "a size of 0 is given to the dimension `batch`");
         let unnamed = ValueInfo { dims: Some(vec![Dim::Unknown]), ..input("z", &[]) };
         let error = shapes(&[unnamed], &[]).unwrap_err().to_string();
         assert_eq!(error, "input `z` has a dimension without a name, which cannot be given a size");

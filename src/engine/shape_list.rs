@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use super::{InputShapes, Profile, ProfileError, profile::MOST};
+use super::{
+    InputShapes, Profile, ProfileError,
+    profile::{MOST, nothing_is_empty},
+};
 use crate::onnx::read::{Dim, ValueInfo, dims_text, terms};
 
 /// Shapes by the names of inputs, in the order in which they were given.
@@ -70,7 +73,7 @@ impl ShapeList {
 /// # Errors
 ///
 /// Where a name is unknown, an input with open dimensions is left out, a shape is none of the input's, the three do not
-/// ascend, or one dimension of the model has two sizes.
+/// ascend, one dimension of the model has two sizes, or another than those of the past may be of 0.
 pub fn listed_shapes(inputs: &[ValueInfo], lists: [(&str, &ShapeList); 3]) -> Result<Profile, ProfileError> {
     let named = lists.iter().flat_map(|(option, list)| list.0.iter().map(move |(name, _)| (option, name)));
     if let Some((option, name)) = named.into_iter().find(|(_, name)| inputs.iter().all(|input| input.name != **name)) {
@@ -95,6 +98,7 @@ pub fn listed_shapes(inputs: &[ValueInfo], lists: [(&str, &ShapeList); 3]) -> Re
     for (which, (option, _)) in lists.into_iter().enumerate() {
         agree(inputs, &found, which, option)?;
     }
+    nothing_is_empty(inputs, &found)?;
     Ok(found)
 }
 
@@ -271,6 +275,13 @@ mod tests {
             assert!(why.contains(expected), "{text}: {why}");
             assert_eq!(inputs, all);
         }
+    }
+
+    #[test]
+    fn only_the_past_may_be_empty() {
+        let mut texts = GOOD;
+        texts[0] = "ids:0x1,mask:0x1,past:0x2x0x8";
+        assert_eq!(shapes(texts).unwrap_err().to_string(), "a size of 0 is given to the dimension `batch`");
     }
 
     #[test]

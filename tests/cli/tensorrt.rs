@@ -171,6 +171,10 @@ fn shapes_outside_the_profile_are_named() {
     // An engine for a model is built for what it is given.
     stage.accepts("", "run m.onnx --backend tensorrt --inputs in.safetensors --outputs out.safetensors");
     assert_eq!(outputs(&stage).1.len(), 9);
+    // No rows are no size to build for.
+    stage.give(0);
+    let empty = "run m.onnx --backend tensorrt --inputs in.safetensors --outputs out.safetensors --force";
+    stage.refuses("", empty, 3, &["input `", "of at least 1 each", "found"]);
 }
 
 #[test]

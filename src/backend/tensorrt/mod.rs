@@ -53,7 +53,7 @@ impl Default for Ranges {
 }
 
 impl Ranges {
-    /// The same ranges, widened where `inputs` of `file` are larger or smaller.
+    /// The same ranges, widened where `inputs` of `file` are larger or smaller, but not to sizes that no run has.
     #[must_use]
     pub fn holding(mut self, file: &OnnxFile, inputs: &NamedTensors) -> Self {
         for input in file.inputs() {
@@ -62,6 +62,9 @@ impl Ranges {
                 let Dim::Symbolic(name) = dim else { continue };
                 let [least, usual, most] = self.of(name);
                 let size = *size as u64;
+                if dim.wrongly_empty(size).is_some() {
+                    continue;
+                }
                 let sizes = [least.min(size), usual, most.max(size)];
                 self.named.retain(|known| known.name != *name);
                 self.named.push(Sizes { name: name.clone(), sizes });

@@ -19,6 +19,16 @@ pub fn dims_text(dims: &[Dim]) -> String {
     format!("[{}]", dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
 }
 
+impl Dim {
+    /// The dimension's name, where no run has `size` of it: of none but the past there may be none.
+    pub(crate) fn wrongly_empty(&self, size: u64) -> Option<&str> {
+        match self {
+            Self::Symbolic(name) if size == 0 && !is_past(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -47,6 +57,16 @@ pub(crate) fn is_past(axis: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_past_may_be_empty() {
+        let symbolic = |name: &str| Dim::Symbolic(name.into());
+        assert_eq!(symbolic("batch").wrongly_empty(0), Some("batch"));
+        assert_eq!(symbolic("batch").wrongly_empty(1), None);
+        for dim in [symbolic("past_sequence"), symbolic("past + new"), Dim::Fixed(0), Dim::Unknown] {
+            assert_eq!(dim.wrongly_empty(0), None, "{dim}");
+        }
+    }
 
     #[test]
     fn a_sum_takes_numbers_as_they_are() {
