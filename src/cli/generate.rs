@@ -7,8 +7,10 @@ use super::{
     args::BackendArgument,
     failure::instead_of,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
-    generate_input::{BEFORE_WORK, Input, Inputs, Interruption},
-    generate_text, must_be_open, note, note_of_unknown, print_aside, print_part, progress,
+    generate_input::{Input, Inputs},
+    generate_text,
+    interrupt::{self, Interruption},
+    must_be_open, note, note_of_unknown, print_aside, print_part, progress,
     run::check_ort_options,
     table::{counted, table},
 };
@@ -86,7 +88,7 @@ fn translate_all(arguments: &GenerateArguments, interruption: &Interruption) -> 
     if arguments.translation.profile {
         let timed = translator.profile()?;
         let open = || Translator::open(&arguments.folder, options(arguments, interruption, true));
-        let mut recorder = interruption.at_once(BEFORE_WORK, open)??;
+        let mut recorder = interruption.at_once(interrupt::BEFORE, open)??;
         for lines in translated.chunks(part(arguments)) {
             recorder.translate_part(lines, 1, &search)?;
         }

@@ -4,17 +4,11 @@ use std::{
     fs::{self, File},
     io::{self, BufRead, IsTerminal, Read, StdinLock},
     path::Path,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
     thread,
     time::Duration,
 };
 
-use super::{
-    Failure, codes::INTERRUPTED, generate_args::GenerateArguments, interrupt::scratch, leave::leave, note, signals,
-};
+use super::{Failure, generate_args::GenerateArguments, interrupt::Interruption, note};
 use crate::{files::BYTE_ORDER_MARK, generate::GenerateError};
 
 /// Most bytes that are read together.
@@ -25,6 +19,9 @@ const END_TOGETHER: Duration = Duration::from_millis(50);
 
 /// Name of lines that were typed.
 const TYPED: &str = "--input";
+
+/// What is said of an interrupt that finds nothing to read.
+const WAITING: &str = "interrupted while it waited for input";
 
 /// Lines that are read together.
 pub(super) struct Input {
@@ -220,66 +217,6 @@ fn looks_like_a_file(text: &str) -> bool {
         true => begins_like_one && ends_like_one,
         false => begins_like_one || ends_like_one,
     }
-}
-
-/// What is said of an interrupt before there is work.
-pub(super) const BEFORE_WORK: &str = "interrupted";
-const WAITING: &str = "interrupted while it waited for input";
-
-/// Ctrl-C and termination of a generation.
-#[derive(Debug)]
-pub(super) struct Interruption {
-    /// Becomes true where the work shall end at its next step.
-    pub(super) is_asked: Arc<AtomicBool>,
-    /// What is said where there is no next step, and the program ends at once.
-    idle: Arc<Mutex<Option<&'static str>>>,
-}
-
-impl Interruption {
-    /// The first one ends the work at its next step, the second one, or one that finds no work, the program. There is
-    /// none until [`Self::begin_work`].
-    pub(super) fn listen() -> Result<Self, Failure> {
-        let is_asked = Arc::new(AtomicBool::new(false));
-        let idle = Arc::new(Mutex::new(Some(BEFORE_WORK)));
-        let heard = Self { is_asked: Arc::clone(&is_asked), idle: Arc::clone(&idle) };
-        signals::on_end(move || {
-            // Locked until the program is gone, so that no other end is told meanwhile.
-            let idle = lock(&idle);
-            if is_asked.swap(true, Ordering::SeqCst) || idle.is_some() {
-                scratch().remove();
-                interrupted(idle.unwrap_or(BEFORE_WORK)).print();
-                leave(INTERRUPTED);
-            }
-        })?;
-        Ok(heard)
-    }
-
-    /// From here on there are steps.
-    pub(super) fn begin_work(&self) {
-        *lock(&self.idle) = None;
-    }
-
-    /// What `wait` brings, which an interrupt does not wait for: it says `message`.
-    pub(super) fn at_once<T>(&self, message: &'static str, wait: impl FnOnce() -> T) -> Result<T, Failure> {
-        {
-            let mut idle = lock(&self.idle);
-            if self.is_asked.load(Ordering::SeqCst) {
-                return Err(interrupted(message));
-            }
-            *idle = Some(message);
-        }
-        let brought = wait();
-        self.begin_work();
-        Ok(brought)
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn interrupted(message: &str) -> Failure {
-    Failure::interrupted(message.into())
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ use super::{
     export::note_of_contradiction,
     generate::runtime,
     generate_args::{GenerateArguments, TextArguments},
-    generate_input::{Input, Inputs, Interruption},
+    generate_input::{Input, Inputs},
+    interrupt::Interruption,
     note, print_part, progress,
     table::counted,
 };

@@ -1,5 +1,11 @@
 //! Ctrl-C and termination: what they end, and what they come too late for.
 
+#[cfg(feature = "ort")]
+mod steps;
+
+#[cfg(feature = "ort")]
+pub(super) use steps::Interruption;
+
 use std::{
     env,
     path::Path,
@@ -9,7 +15,8 @@ use std::{
 use super::{Failure, codes::INTERRUPTED, leave::leave, output_file::is_stdout, signals::on_end};
 use crate::onnx::Unfinished;
 
-const BEFORE: &str = "interrupted";
+/// What is said where nothing was done yet.
+pub(super) const BEFORE: &str = "interrupted";
 const AFTER: &str = "interrupted after its files were written, before that was printed";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,9 +93,7 @@ impl Ending {
     fn hear(&self) {
         let mut state = self.state();
         if state.hear() {
-            self.begun.iter().for_each(Unfinished::remove);
-            Failure::interrupted(state.message.clone()).print();
-            leave(INTERRUPTED);
+            end_now(&state.message, &self.begun);
         }
     }
 
@@ -146,8 +151,15 @@ impl Ending {
     }
 }
 
+/// Ends the program at once, with nothing of what it has `begun`. Who calls holds the lock of what may still happen.
+fn end_now(message: &str, begun: &[Unfinished]) -> ! {
+    begun.iter().for_each(Unfinished::remove);
+    Failure::interrupted(message.into()).print();
+    leave(INTERRUPTED)
+}
+
 /// What runtimes record of a run, wherever it is.
-pub(super) fn scratch() -> Unfinished {
+fn scratch() -> Unfinished {
     Unfinished::before(&env::temp_dir())
 }
 
