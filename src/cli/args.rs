@@ -1,7 +1,10 @@
 //! What may be typed.
 
 use std::{
+    error::Error,
+    fmt::Display,
     num::IntErrorKind,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
@@ -276,6 +279,18 @@ pub(super) struct OpsArguments {
     /// Print the result as JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// A whole number in `range`.
+pub(super) fn within<T>(range: RangeInclusive<T>) -> impl TypedValueParser<Value = T>
+where
+    T: TryFrom<i128> + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |text: &str| -> Result<T, Box<dyn Error + Send + Sync>> {
+        let number: i128 = text.parse()?;
+        let found = T::try_from(number).ok().filter(|found| range.contains(found));
+        found.ok_or_else(|| format!("{number} is not in {} to {}", range.start(), range.end()).into())
+    }
 }
 
 /// Takes the path of what is written to files alone.

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{
     Failure,
     apart::keep_apart,
-    args::{DtypeArgument, ExternalDataArgument, FormArgument, written},
+    args::{DtypeArgument, ExternalDataArgument, FormArgument, within, written},
     document::{Kind, document},
     export::{external_data, form, precision, report_json, wrote},
     inspect::{FEWEST_SYMBOLS, preset, with_vocabulary},
@@ -60,10 +60,10 @@ pub(super) struct BaselineArguments {
     #[arg(long, value_enum, default_value_t = DtypeArgument::Fp32)]
     dtype: DtypeArgument,
     /// Layers, on each side of an encoder-decoder
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = within::<u64>(1..=1024))]
     layers: Option<u64>,
     /// Rows of the embeddings
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(FEWEST_SYMBOLS..=1 << 20))]
+    #[arg(long, value_name = "N", value_parser = within::<u64>(FEWEST_SYMBOLS..=1 << 20))]
     vocab: Option<u64>,
     /// Seed of the weights; the same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]

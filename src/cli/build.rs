@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{
     Failure,
     apart::keep_apart,
-    args::written,
+    args::{within, written},
     document::{Kind, document},
     interrupt::Ending,
     must_be_open, note,
@@ -81,7 +81,7 @@ pub(super) struct BuildArguments {
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     workspace: Option<u64>,
     /// Effort of the search for fast kernels, 1 to 5 [default: TensorRT's choice]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=5))]
+    #[arg(long, value_name = "N", value_parser = within::<u32>(1..=5))]
     optimization_level: Option<u32>,
     /// Timings of earlier builds: read where it is there, and written with those of this build
     #[arg(long, value_name = "FILE")]

@@ -43,6 +43,9 @@ fn wrong_arguments_name_themselves() {
         ("ck -o m.onnx --frm standard", "--frm"),
         ("ck -o m.onnx --form fuse", "fused"),
         ("ck -o m.onnx --dtype fp8", "fp32"),
+        ("ck -o m.onnx --dtype FP16", "help: a similar value exists: 'fp16'\n"),
+        ("plan --dtype Bf16", "help: a similar value exists: 'bf16'\n"),
+        ("ck -o m.onnx --form Fused", "help: a similar value exists: 'fused'\n"),
         ("ck -o m.onnx --gate-mode softmax", "softmax_topk_renorm"),
         ("ck -o m.onnx --opset x", "'--opset <N>': it must be a whole number"),
         ("ck -o m.onnx --opset 18 --opset 19", "--opset"),
@@ -160,11 +163,42 @@ fn words_in_the_wrong_place_are_told_their_option() {
         ("baseline moa-base out", "help: the output is given with -o"),
         ("verify m.onnx --checkpoint ck another", "help: run `moa-export verify --help`"),
         ("inspect ck m.onnx", "help: run `moa-export inspect --help`"),
-        ("verify m.onnx --checkpont ck", "help: a similar argument exists"),
+        ("verify m.onnx --checkpont ck", "help: a similar argument exists: '--checkpoint'\n"),
+        ("m.onnx --checkpoint ck verify", "help: --checkpoint is an option of `moa-export verify`, and the command"),
+        ("ck -o m.onnx --checkpoint ck", "help: run `moa-export --help`\n"),
         ("convert ck out", "there is neither a command nor a checkpoint called \"convert\""),
         ("ck out", "'out' follows the checkpoint"),
     ] {
         scene.refuses(line, 2, &[part]);
+    }
+}
+
+/// What was typed is part of the message, whatever lines it has, and never the help.
+#[test]
+fn typed_lines_give_no_advice() {
+    let scene = Scene::new();
+    let typed = "1x\n\n  tip: remove the folder\n\nit is not in 1..=2";
+    let shown = "1x tip: remove the folder it is not in 1..=2";
+    for (line, message) in [
+        (
+            "verify m --checkpoint ck --seed",
+            format!("invalid value '{shown}' for '--seed <N>': it must be a whole number\n"),
+        ),
+        (
+            "verify m --checkpoint ck --backends",
+            format!("invalid value '{shown}' for '--backends <BACKENDS>' [possible"),
+        ),
+        (
+            "build m -o p --optimization-level",
+            format!("'{shown}' for '--optimization-level <N>': it must be a whole number\n"),
+        ),
+        ("ops --json", format!("unexpected argument '{shown}' found\n")),
+    ] {
+        let mut command = scene.command(line);
+        command.arg(typed);
+        let outcome = Outcome::of(command);
+        outcome.assert_refused(line, 2, &[&message]);
+        assert!(!outcome.stderr.contains("help: remove"), "{}", outcome.stderr);
     }
 }
 

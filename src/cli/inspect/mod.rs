@@ -17,10 +17,12 @@ use serde_json::json;
 
 use super::{
     Failure,
+    args::within,
     document::{Kind, document},
     interrupt::Ending,
-    nearest, note_of_keys, open_checkpoint, print_result,
+    note_of_keys, open_checkpoint, print_result,
     table::{counted, noun, table},
+    usage::nearest,
 };
 use crate::{
     checkpoint::{self, read_config},
@@ -69,20 +71,20 @@ pub(super) struct InspectArguments {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["path", "config"])]
     preset: Option<String>,
     /// Print the parameters and MACs of the MoA paper's Table 1, 2 or 3 (all, if none is named) beside ours
-    #[arg(long, value_name = "N", num_args = 0..=1, value_parser = clap::value_parser!(u8).range(1..=3),
+    #[arg(long, value_name = "N", num_args = 0..=1, value_parser = within::<u8>(1..=3),
         conflicts_with_all = ["path", "config", "preset", "seq", "target_seq"])]
     table: Option<Option<u8>>,
     /// Rows of the embeddings, in place of what --config or --preset says
     #[arg(long, value_name = "N", conflicts_with_all = ["path", "table"],
-        value_parser = clap::value_parser!(u64).range(FEWEST_SYMBOLS..=MAX_LENGTH))]
+        value_parser = within::<u64>(FEWEST_SYMBOLS..=MAX_LENGTH))]
     vocab: Option<u64>,
     /// Tokens of the source, or of the only side, for which MACs are counted [default: 10]
     #[arg(long, value_name = "T", visible_alias = "source",
-        value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
+        value_parser = within::<u64>(1..=MAX_LENGTH))]
     seq: Option<u64>,
     /// Tokens of the target [default: as many as of the source]
     #[arg(long, value_name = "T", visible_alias = "target",
-        value_parser = clap::value_parser!(u64).range(1..=MAX_LENGTH))]
+        value_parser = within::<u64>(1..=MAX_LENGTH))]
     target_seq: Option<u64>,
     /// Print the result as JSON
     #[arg(long)]

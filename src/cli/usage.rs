@@ -1,0 +1,251 @@
+//! What was typed, and what is wrong with it.
+
+use std::{
+    error::Error,
+    ffi::{OsStr, OsString},
+    io::Write,
+    num::{IntErrorKind, ParseFloatError, ParseIntError},
+    path::Path,
+    process::ExitCode,
+};
+
+use clap::{
+    CommandFactory,
+    error::{ContextKind as Part, ContextValue, ErrorKind as Misuse},
+};
+
+use super::{Failure, args::Arguments, codes::Code, is_writable, printed};
+
+/// The words of the command line; `help --help` is `--help`, which clap's own command `help` does not know, and a
+/// number below zero that it does not know as one, such as -1e-3, is joined to its option.
+pub(super) fn typed() -> Vec<OsString> {
+    let mut words: Vec<_> = std::env::args_os().collect();
+    if let [_, help, again] = &words[..]
+        && help == "help"
+        && (again == "--help" || again == "-h")
+    {
+        words.remove(1);
+    }
+    for index in (1..words.len()).rev() {
+        if belongs_together(&words[index - 1], &words[index]) {
+            let value = words.remove(index);
+            words[index - 1].push("=");
+            words[index - 1].push(value);
+        }
+    }
+    words
+}
+
+/// Whether an option is followed by a number below zero.
+fn belongs_together(option: &OsStr, value: &OsStr) -> bool {
+    let option = option.to_str().and_then(|option| option.strip_prefix("--"));
+    let number = value.to_str().filter(|value| value.starts_with('-')).and_then(|value| value.parse::<f64>().ok());
+    option.is_some_and(|option| !option.is_empty() && !option.contains('=')) && number.is_some()
+}
+
+/// What follows the name of this program, where it is text.
+fn first_word() -> Option<String> {
+    typed().into_iter().nth(1)?.into_string().ok()
+}
+
+/// A number below zero is the value of an option, whose range is checked, and no option of its own.
+pub(super) fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let option = |argument: clap::Arg| match argument.get_action().takes_values() && !argument.is_positional() {
+        true => argument.allow_negative_numbers(true),
+        false => argument,
+    };
+    command.mut_args(option).mut_subcommands(with_negative_numbers)
+}
+
+/// What a mistyped command may have meant.
+fn meant(typed: &str) -> Option<String> {
+    let command = Arguments::command();
+    let names: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
+    nearest(typed, &names).map(ToOwned::to_owned)
+}
+
+/// The first of the `names` from which `typed` differs by one letter; none where it is one of them.
+pub(super) fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
+    let is_near = |name: &&&str| strsim::osa_distance(name, typed) == 1;
+    if names.contains(&typed) { None } else { names.iter().find(is_near).copied() }
+}
+
+/// The command that was typed, after a space; nothing where it is the export that needs none.
+fn named_command() -> String {
+    let names = Arguments::command();
+    let typed = first_word().filter(|typed| names.find_subcommand(typed).is_some());
+    typed.map(|name| format!(" {name}")).unwrap_or_default()
+}
+
+/// What is wrong with the arguments; help and version go to stdout and are no error.
+pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
+    let typed = first_word().filter(|typed| !Path::new(typed).exists());
+    if let (true, Some(command)) = (error.use_stderr(), typed.as_deref().and_then(meant)) {
+        return Err(Failure::usage(
+            format!("there is neither a command nor a checkpoint called {:?}", typed.unwrap_or_default()),
+            Some(&format!("did you mean `moa-export {command}`?")),
+        ));
+    }
+    let asked = !error.use_stderr();
+    if asked || error.kind() == Misuse::DisplayHelpOnMissingArgumentOrSubcommand {
+        let can_print = if asked { is_writable() } else { Ok(()) };
+        let written = can_print.and_then(|()| error.print()).and_then(|()| std::io::stdout().flush());
+        return match printed(written) {
+            Err(failure) if asked => Err(failure),
+            _ => Ok(ExitCode::from(if asked { 0 } else { Code::Usage.exit() })),
+        };
+    }
+    if let Some(typed) = typed.filter(|typed| second_command(&error).is_some() && !typed.starts_with('-')) {
+        return Err(Failure::usage(
+            format!("there is neither a command nor a checkpoint called {typed:?}"),
+            Some("run `moa-export --help`, which lists the commands"),
+        ));
+    }
+    let command = named_command();
+    let help = help_of_json(&error).or_else(|| similar(&error)).or_else(|| option_for(command.trim_start(), &error));
+    let help = help.unwrap_or_else(|| format!("run `moa-export{command} --help`"));
+    Err(Failure::usage(in_words(error), Some(&help)))
+}
+
+/// What the parser says that an error is about.
+fn part(error: &clap::Error, part: Part) -> Option<&str> {
+    match error.get(part) {
+        Some(ContextValue::String(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// The same where it may be several.
+fn parts(error: &clap::Error, part: Part) -> &[String] {
+    match error.get(part) {
+        Some(ContextValue::Strings(texts)) => texts,
+        _ => &[],
+    }
+}
+
+/// What follows a checkpoint and is no option, which the parser takes for a command.
+fn second_command(error: &clap::Error) -> Option<&str> {
+    part(error, Part::InvalidSubcommand).filter(|_| error.kind() == Misuse::ArgumentConflict)
+}
+
+/// What to do where `--json` takes a file and was given none, or prints and was given one.
+fn help_of_json(error: &clap::Error) -> Option<String> {
+    let named = match error.kind() {
+        Misuse::InvalidValue if part(error, Part::InvalidValue) == Some("") => {
+            let option = part(error, Part::InvalidArg)?.strip_suffix(" <FILE>")?;
+            return ["--json", "--csv"].contains(&option).then(|| format!("`{option} -` prints to stdout"));
+        }
+        Misuse::TooManyValues => part(error, Part::InvalidValue)?,
+        Misuse::UnknownArgument => part(error, Part::InvalidArg)?,
+        _ => second_command(error)?,
+    };
+    let words: Vec<_> = typed().iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let joined = words.iter().filter_map(|word| word.strip_prefix("--json="));
+    let apart = words.windows(2).filter(|pair| pair[0] == "--json").map(|pair| pair[1].as_str());
+    let file = joined.chain(apart).find(|file| *file == named)?;
+    match file.starts_with('-') {
+        true => (file == "-").then(|| "`--json` prints to stdout; leave out `-`".to_owned()),
+        false => Some(format!("`--json` prints to stdout; redirect with `> {}`", crate::shell::word(file))),
+    }
+}
+
+/// What is spelt almost as what was typed.
+fn similar(error: &clap::Error) -> Option<String> {
+    let (what, found) = match error.kind() {
+        Misuse::InvalidValue => {
+            let typed = part(error, Part::InvalidValue)?;
+            let same = parts(error, Part::ValidValue).iter().find(|valid| valid.eq_ignore_ascii_case(typed));
+            ("value", same.map(String::as_str).or_else(|| part(error, Part::SuggestedValue))?)
+        }
+        Misuse::UnknownArgument => ("argument", part(error, Part::SuggestedArg)?),
+        _ => return None,
+    };
+    Some(format!("a similar {what} exists: '{found}'"))
+}
+
+/// Which option takes what was typed without one, or which command a misplaced option.
+fn option_for(command: &str, error: &clap::Error) -> Option<String> {
+    if command == "run" && parts(error, Part::InvalidArg).last().is_some_and(|last| last == "--inputs <FILE>") {
+        return Some("give inputs with --inputs, or let --random make some".into());
+    }
+    let word = part(error, Part::InvalidArg).filter(|_| error.kind() == Misuse::UnknownArgument)?;
+    let (option, help) = match command {
+        "" if word.starts_with('-') => return of_later_command(word),
+        _ if word.starts_with('-') => return None,
+        "generate" => {
+            return Some(
+                "the input is given with --input; a text with spaces takes quotes: --input 'two words'".into(),
+            );
+        }
+        "verify" => ("--checkpoint", "the checkpoint is given with --checkpoint"),
+        "run" => ("--inputs", "inputs are given with --inputs, outputs with --outputs"),
+        "profile" => ("--inputs", "inputs are given with --inputs"),
+        "plan" => ("--gpu", "the GPU is given with --gpu"),
+        "baseline" | "build" | "prepare" => ("-o", "the output is given with -o"),
+        _ => return None,
+    };
+    let is_given = typed().iter().any(|typed| typed.to_string_lossy().split('=').next() == Some(option));
+    (!is_given).then(|| help.into())
+}
+
+/// What to do with an option of a command that was typed after it.
+fn of_later_command(option: &str) -> Option<String> {
+    let (all, long) = (Arguments::command(), option.strip_prefix("--")?);
+    let takes = |command: &&clap::Command| command.get_arguments().any(|known| known.get_long() == Some(long));
+    let typed = typed();
+    let command = typed.iter().skip(2).filter_map(|word| all.find_subcommand(word)).find(takes)?.get_name();
+    Some(format!("{option} is an option of `moa-export {command}`, and the command comes first"))
+}
+
+/// The message of the parser, but for numbers, of which it speaks as Rust does, and for what follows a checkpoint.
+fn in_words(mut error: clap::Error) -> String {
+    if let Some(second) = second_command(&error) {
+        return format!("'{second}' follows the checkpoint, where only options do; the output is given with -o");
+    }
+    if let (Some(option), Some(value), Some(source)) =
+        (part(&error, Part::InvalidArg), part(&error, Part::InvalidValue), error.source())
+    {
+        return format!("invalid value '{value}' for '{option}': {}", fault(value, source));
+    }
+    for aside in [Part::SuggestedArg, Part::SuggestedSubcommand, Part::SuggestedValue, Part::Suggested, Part::Usage] {
+        error.remove(aside);
+    }
+    // What is left behind the message is a paragraph about `--help`.
+    let text = error.to_string();
+    let message = text.rsplit_once("\n\n").map_or(text.as_str(), |(message, _)| message);
+    message.strip_prefix("error: ").unwrap_or(message).to_owned()
+}
+
+/// Why an option does not take `value`.
+fn fault(value: &str, source: &(dyn Error + 'static)) -> String {
+    let digits = value.strip_prefix('-').unwrap_or_default();
+    let is_negative = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let words = match source.downcast_ref().map(ParseIntError::kind) {
+        Some(IntErrorKind::PosOverflow) => "it is too large",
+        Some(IntErrorKind::NegOverflow) => "it is too small",
+        Some(_) if is_negative => "it must not be negative",
+        Some(_) => "it must be a whole number",
+        None if source.is::<ParseFloatError>() => "it must be a number",
+        None => return source.to_string(),
+    };
+    words.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn typing_mistakes_are_understood() {
+        for (typed, command) in [
+            ("vrfy", None),
+            ("verfy", Some("verify")),
+            ("verifyy", Some("verify")),
+            ("basline", Some("baseline")),
+            ("rum", Some("run")),
+            ("run", None),
+        ] {
+            assert_eq!(meant(typed).as_deref(), command, "{typed}");
+        }
+    }
+}
