@@ -140,7 +140,7 @@ impl CausalFolder {
     fn of(graph: OnnxFile, configs: &Configs, path: PathBuf) -> Result<Self, GenerateError> {
         let refused = |what: String| GenerateError::Graph { path: path.clone(), what };
         let inputs = graph.inputs();
-        let (caches, past, present) = caches(configs, &inputs, &refused)?;
+        let LayerCaches { sizes, past, present } = caches(configs, &inputs, &refused)?;
         let optional = |key: &str| -> Result<Option<String>, GenerateError> {
             let name = configs.name("inputs", key, key)?;
             Ok(Some(name).filter(|name| inputs.iter().any(|input| input.name == *name)))
@@ -163,18 +163,27 @@ impl CausalFolder {
         // Other programs may have left positions in the graph; an export without them takes rows of any length.
         let is_limited = names.positions.is_some() || !graph.is_export();
         let context = configs.context()?.filter(|_| is_limited).into_iter().chain(graph.most_positions()).min();
-        Ok(Self { names, caches, vocabulary, context, eos, pad, settings, graph })
+        Ok(Self { names, caches: sizes, vocabulary, context, eos, pad, settings, graph })
     }
 }
 
-type Caches = (Vec<[usize; 2]>, Vec<String>, Vec<String>);
+/// The caches, layer by layer.
+#[derive(Default)]
+struct LayerCaches {
+    /// Key/value heads and their width.
+    sizes: Vec<[usize; 2]>,
+    /// Names of inputs: of a layer's keys, then of its values.
+    past: Vec<String>,
+    /// Names of outputs, in the same order.
+    present: Vec<String>,
+}
 
-/// Sizes and names of the caches, as many layers as the graph has.
+/// The caches of as many layers as the graph has.
 fn caches(
     configs: &Configs,
     inputs: &[ValueInfo],
     refused: &impl Fn(String) -> GenerateError,
-) -> Result<Caches, GenerateError> {
+) -> Result<LayerCaches, GenerateError> {
     let parts = ["key", "value"];
     let pattern = |section: &str, start: &str| -> Result<Vec<String>, TextError> {
         let side = if section == "inputs" { "past" } else { "present" };
@@ -185,17 +194,17 @@ fn caches(
     let layer = |patterns: &[String], index: usize| -> Vec<String> {
         patterns.iter().map(|pattern| pattern.replacen("%d", &index.to_string(), 1)).collect()
     };
-    let mut found: Caches = (Vec::new(), Vec::new(), Vec::new());
-    while let Some(input) = inputs.iter().find(|input| input.name == layer(&past, found.0.len())[0]) {
+    let mut found = LayerCaches::default();
+    while let Some(input) = inputs.iter().find(|input| input.name == layer(&past, found.sizes.len())[0]) {
         let sizes = cache_sizes(input).map_err(refused)?;
-        found.1.extend(layer(&past, found.0.len()));
-        found.2.extend(layer(&present, found.0.len()));
-        found.0.push(sizes);
-        if found.0.len() > inputs.len() {
+        found.past.extend(layer(&past, found.sizes.len()));
+        found.present.extend(layer(&present, found.sizes.len()));
+        found.sizes.push(sizes);
+        if found.sizes.len() > inputs.len() {
             return Err(refused(format!("{GENAI_CONFIG} names caches without their layer, %d")));
         }
     }
-    if found.0.is_empty() {
+    if found.sizes.is_empty() {
         return Err(refused(format!("there is no input `{}`: no decoder with caches", layer(&past, 0)[0])));
     }
     Ok(found)
