@@ -26,7 +26,9 @@ use super::{
 };
 use crate::{
     backend::{EngineError, Installation, Plan, PlanRequest},
-    engine::{BuildOptions, Dtype, GPUS, Gpu, PlanLock, Profile, dtype_of, must_be, must_fit, must_have_positions},
+    engine::{
+        BuildOptions, Dtype, GPUS, Gpu, PlanLock, ShapeProfile, dtype_of, must_be, must_fit, must_have_positions,
+    },
     file_names::graphs_in,
     files::{in_folder, name_of, read_whole},
     onnx::{OnnxFile, Staging, read_model},
@@ -120,7 +122,7 @@ struct Graph {
     file: OnnxFile,
     /// Name of the plan's file.
     plan: String,
-    profiles: Vec<Profile>,
+    profiles: Vec<ShapeProfile>,
 }
 
 /// What became of a graph.

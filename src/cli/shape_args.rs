@@ -4,7 +4,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, error::Error};
 
 use super::Failure;
 use crate::{
-    engine::{Profile, ProfileError, ShapeList, Sizes, listed_shapes, open_dims, shapes},
+    engine::{ShapeList, ShapeProfile, ShapeProfileError, Sizes, listed_shapes, open_dims, shapes},
     onnx::read::ValueInfo,
 };
 
@@ -134,12 +134,12 @@ impl ShapeArguments {
 
     /// The profiles of each of several graphs, which share dimensions by their names. A graph for which two profiles
     /// say the same has one of them.
-    pub(super) fn profiles(&self, graphs: &[Vec<ValueInfo>]) -> Result<Vec<Vec<Profile>>, Failure> {
+    pub(super) fn profiles(&self, graphs: &[Vec<ValueInfo>]) -> Result<Vec<Vec<ShapeProfile>>, Failure> {
         let groups = self.groups()?;
         let open = open_dims(&graphs.concat());
         let dims = groups.iter().flat_map(|group| &group.dims);
         if let Some(unknown) = dims.into_iter().find(|dim| !open.contains(&dim.name)) {
-            return Err(ProfileError::Unknown { name: unknown.name.clone(), open }.into());
+            return Err(ShapeProfileError::Unknown { name: unknown.name.clone(), open }.into());
         }
         if graphs.len() > 1 && groups.iter().any(|group| group.lists.iter().any(Option::is_some)) {
             let message = "--min, --opt and --max name the inputs of one graph, and the folder holds several";
@@ -149,11 +149,11 @@ impl ShapeArguments {
         for group in groups.iter().filter(|_| graphs.len() > 1) {
             let names: Vec<_> = open.iter().filter(|name| group.dims.iter().all(|dim| dim.name != **name)).collect();
             if !names.is_empty() {
-                return Err(ProfileError::Missing { names: names.into_iter().cloned().collect() }.into());
+                return Err(ShapeProfileError::Missing { names: names.into_iter().cloned().collect() }.into());
             }
         }
         let of_graph = |inputs: &Vec<ValueInfo>| {
-            let mut profiles: Vec<Profile> = Vec::new();
+            let mut profiles: Vec<ShapeProfile> = Vec::new();
             for group in &groups {
                 let profile = group.profile(inputs)?;
                 if !profiles.contains(&profile) {
@@ -167,7 +167,7 @@ impl ShapeArguments {
 }
 
 impl Group {
-    fn profile(&self, inputs: &[ValueInfo]) -> Result<Profile, Failure> {
+    fn profile(&self, inputs: &[ValueInfo]) -> Result<ShapeProfile, Failure> {
         let list = |which: usize| self.lists[which].as_ref().map(|list| (OPTIONS[which], list));
         let [min, opt, max] = [0, 1, 2].map(list);
         // What is left out is taken over as trtexec does.
@@ -205,8 +205,8 @@ mod tests {
         let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
         let profiles = line.shapes.profiles(graphs).map_err(|failure| failure.message)?;
         let input = |input: &crate::engine::InputShapes| format!("{:?}{:?}{:?}", input.min, input.opt, input.max);
-        let profile = |profile: &Profile| profile.iter().map(input).collect::<Vec<_>>().join(" ");
-        let graph = |graph: Vec<Profile>| graph.iter().map(profile).collect::<Vec<_>>().join("; ");
+        let profile = |profile: &ShapeProfile| profile.iter().map(input).collect::<Vec<_>>().join(" ");
+        let graph = |graph: Vec<ShapeProfile>| graph.iter().map(profile).collect::<Vec<_>>().join("; ");
         Ok(profiles.into_iter().map(graph).collect())
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Profile;
+use super::ShapeProfile;
 use crate::{
     digest::sha256,
     files::{LONGEST_JSON, read_at_most},
@@ -36,7 +36,7 @@ pub struct Recipe {
     /// Type of weights and activations, as users type it.
     pub dtype: String,
     /// Shapes that it serves, one optimisation profile after the other.
-    pub profiles: Vec<Profile>,
+    pub profiles: Vec<ShapeProfile>,
     /// How it was built.
     pub options: BuildOptions,
 }

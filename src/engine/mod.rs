@@ -17,5 +17,5 @@ pub use lock::{BuildOptions, LOCK_FORMAT, LockError, Machine, ModelHash, PLAN_WA
 pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, ReleaseNumber, Version, fit};
 pub use positions::must_have_positions;
 pub use prepare::{PrepareError, Prepared, prepare};
-pub use profile::{InputShapes, Profile, ProfileError, Sizes, open_dims, shapes};
+pub use profile::{InputShapes, ShapeProfile, ShapeProfileError, Sizes, open_dims, shapes};
 pub use shape_list::{ShapeList, listed_shapes};

@@ -1,6 +1,6 @@
 //! Rows that a model has positions for, beside the shapes of an engine.
 
-use super::{InputShapes, Profile, ProfileError};
+use super::{InputShapes, ShapeProfile, ShapeProfileError};
 use crate::onnx::read::{Dim, OnnxFile, ValueInfo, terms};
 
 /// Fails where a profile is for rows of more tokens than `file` has positions: where no row can have the most frequent
@@ -8,8 +8,8 @@ use crate::onnx::read::{Dim, OnnxFile, ValueInfo, terms};
 ///
 /// # Errors
 ///
-/// [`ProfileError::Positions`].
-pub fn must_have_positions(file: &OnnxFile, profiles: &[Profile]) -> Result<(), ProfileError> {
+/// [`ShapeProfileError::Positions`].
+pub fn must_have_positions(file: &OnnxFile, profiles: &[ShapeProfile]) -> Result<(), ShapeProfileError> {
     let Some((mask, table)) = file.longest_row() else { return Ok(()) };
     let inputs = file.inputs();
     let dims = inputs.iter().find(|input| input.name == mask).and_then(|input| input.dims.as_ref());
@@ -23,7 +23,7 @@ pub fn must_have_positions(file: &OnnxFile, profiles: &[Profile]) -> Result<(), 
             let (input, place) = inputs.iter().find_map(|input| Some((input, place_of(input, term)?)))?;
             profile.iter().find(|shapes| shapes.name == input.name).map(|shapes| size_range(shapes, place))
         }) {
-            return Err(ProfileError::Positions { what, length, table: table.name, positions });
+            return Err(ShapeProfileError::Positions { what, length, table: table.name, positions });
         }
     }
     Ok(())

@@ -68,12 +68,12 @@ impl InputShapes {
 }
 
 /// The shapes of all inputs in one optimisation profile.
-pub type Profile = Vec<InputShapes>;
+pub type ShapeProfile = Vec<InputShapes>;
 
 /// Why sizes and a model do not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ProfileError {
+pub enum ShapeProfileError {
     /// A size is given for a dimension that is not there.
     #[error("a size is given to the dimension `{name}`, which no input has")]
     Unknown {
@@ -149,19 +149,19 @@ pub fn open_dims(inputs: &[ValueInfo]) -> Vec<String> {
 ///
 /// Where `dims` are not exactly the open dimensions, where an input has a dimension without a name, and where another
 /// dimension than those of the past may be of 0.
-pub fn shapes(inputs: &[ValueInfo], dims: &[Sizes]) -> Result<Profile, ProfileError> {
+pub fn shapes(inputs: &[ValueInfo], dims: &[Sizes]) -> Result<ShapeProfile, ShapeProfileError> {
     let open = open_dims(inputs);
     if let Some(unknown) = dims.iter().find(|dim| !open.contains(&dim.name)) {
-        return Err(ProfileError::Unknown { name: unknown.name.clone(), open });
+        return Err(ShapeProfileError::Unknown { name: unknown.name.clone(), open });
     }
     if let Some((_, twice)) =
         dims.iter().enumerate().find(|(index, dim)| dims[..*index].iter().any(|known| known.name == dim.name))
     {
-        return Err(ProfileError::Twice { name: twice.name.clone() });
+        return Err(ShapeProfileError::Twice { name: twice.name.clone() });
     }
     let names: Vec<_> = open.into_iter().filter(|name| dims.iter().all(|dim| dim.name != *name)).collect();
     if !names.is_empty() {
-        return Err(ProfileError::Missing { names });
+        return Err(ShapeProfileError::Missing { names });
     }
     let shapes = inputs.iter().map(|input| {
         let shape = |which| shape(input, dims, which);
@@ -173,14 +173,14 @@ pub fn shapes(inputs: &[ValueInfo], dims: &[Sizes]) -> Result<Profile, ProfileEr
 }
 
 /// That a run has some of everything but keys and values of the past.
-pub(super) fn nothing_is_empty(inputs: &[ValueInfo], profile: &Profile) -> Result<(), ProfileError> {
+pub(super) fn nothing_is_empty(inputs: &[ValueInfo], profile: &ShapeProfile) -> Result<(), ShapeProfileError> {
     let minima = inputs.iter().zip(profile).flat_map(|(input, shapes)| input.dims.iter().flatten().zip(&shapes.min));
     let empty = minima.into_iter().find_map(|(dim, size)| dim.wrongly_empty(*size));
-    empty.map_or(Ok(()), |name| Err(ProfileError::Empty { name: name.to_owned() }))
+    empty.map_or(Ok(()), |name| Err(ShapeProfileError::Empty { name: name.to_owned() }))
 }
 
-fn shape(input: &ValueInfo, dims: &[Sizes], which: usize) -> Result<Vec<u64>, ProfileError> {
-    let unnamed = || ProfileError::Unnamed { input: input.name.clone() };
+fn shape(input: &ValueInfo, dims: &[Sizes], which: usize) -> Result<Vec<u64>, ShapeProfileError> {
+    let unnamed = || ShapeProfileError::Unnamed { input: input.name.clone() };
     let size = |name: &str| {
         let given = dims.iter().find(|dim| dim.name == name).map(|dim| dim.sizes[which]);
         given.or_else(|| name.parse().ok()).unwrap_or(0)

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, str::FromStr};
 
 use super::{
-    InputShapes, Profile, ProfileError,
+    InputShapes, ShapeProfile, ShapeProfileError,
     profile::{MOST, nothing_is_empty},
 };
 use crate::onnx::read::{Dim, ValueInfo, dims_text, terms};
@@ -74,7 +74,7 @@ impl ShapeList {
 ///
 /// Where a name is unknown, an input with open dimensions is left out, a shape is none of the input's, the three do not
 /// ascend, one dimension of the model has two sizes, or another than those of the past may be of 0.
-pub fn listed_shapes(inputs: &[ValueInfo], lists: [(&str, &ShapeList); 3]) -> Result<Profile, ProfileError> {
+pub fn listed_shapes(inputs: &[ValueInfo], lists: [(&str, &ShapeList); 3]) -> Result<ShapeProfile, ShapeProfileError> {
     let named = lists.iter().flat_map(|(option, list)| list.0.iter().map(move |(name, _)| (option, name)));
     if let Some((option, name)) = named.into_iter().find(|(_, name)| inputs.iter().all(|input| input.name != **name)) {
         return Err(refused(inputs, format!("{option} names the input `{name}`, which the model does not have")));
@@ -102,9 +102,9 @@ pub fn listed_shapes(inputs: &[ValueInfo], lists: [(&str, &ShapeList); 3]) -> Re
     Ok(found)
 }
 
-fn refused(inputs: &[ValueInfo], why: String) -> ProfileError {
+fn refused(inputs: &[ValueInfo], why: String) -> ShapeProfileError {
     let described = |input: &ValueInfo| format!("{} {}", input.name, taken_shape(input));
-    ProfileError::Shapes { why, inputs: inputs.iter().map(described).collect::<Vec<_>>().join(", ") }
+    ShapeProfileError::Shapes { why, inputs: inputs.iter().map(described).collect::<Vec<_>>().join(", ") }
 }
 
 /// The shape of an input that leaves nothing open.
@@ -125,7 +125,12 @@ fn shape_text(shape: &[u64]) -> String {
 }
 
 /// `shape`, where its rank and fixed sizes are those of the input.
-fn checked(inputs: &[ValueInfo], input: &ValueInfo, shape: &[u64], option: &str) -> Result<Vec<u64>, ProfileError> {
+fn checked(
+    inputs: &[ValueInfo],
+    input: &ValueInfo,
+    shape: &[u64],
+    option: &str,
+) -> Result<Vec<u64>, ShapeProfileError> {
     let fits = |(dim, size): (&Dim, &u64)| !matches!(dim, Dim::Fixed(fixed) if *fixed as u64 != *size);
     let is_its_own =
         input.dims.as_ref().is_none_or(|dims| dims.len() == shape.len() && dims.iter().zip(shape).all(fits));
@@ -136,7 +141,7 @@ fn checked(inputs: &[ValueInfo], input: &ValueInfo, shape: &[u64], option: &str)
     Err(refused(inputs, format!("{option} gives the input `{name}` the shape {given}, and the model says {dims}")))
 }
 
-fn ascend(inputs: &[ValueInfo], input: &ValueInfo, [min, opt, max]: &[Vec<u64>; 3]) -> Result<(), ProfileError> {
+fn ascend(inputs: &[ValueInfo], input: &ValueInfo, [min, opt, max]: &[Vec<u64>; 3]) -> Result<(), ShapeProfileError> {
     let ascends =
         |low: &[u64], high: &[u64]| low.len() == high.len() && low.iter().zip(high).all(|(low, high)| low <= high);
     if ascends(min, opt) && ascends(opt, max) {
@@ -149,7 +154,7 @@ fn ascend(inputs: &[ValueInfo], input: &ValueInfo, [min, opt, max]: &[Vec<u64>; 
 
 /// That each name of a dimension stands for one size in the shapes of all inputs, and each sum for the sum of its
 /// terms.
-fn agree(inputs: &[ValueInfo], found: &[InputShapes], which: usize, option: &str) -> Result<(), ProfileError> {
+fn agree(inputs: &[ValueInfo], found: &[InputShapes], which: usize, option: &str) -> Result<(), ShapeProfileError> {
     let mut dims = Vec::new();
     for (input, shapes) in inputs.iter().zip(found) {
         let sizes = [&shapes.min, &shapes.opt, &shapes.max][which];
@@ -213,7 +218,7 @@ mod tests {
         "ids:8x16,mask:8x80,past:8x2x64x8,table:4",
     ];
 
-    fn shapes(texts: [&str; 3]) -> Result<Profile, ProfileError> {
+    fn shapes(texts: [&str; 3]) -> Result<ShapeProfile, ShapeProfileError> {
         let [min, opt, max] = texts.map(|text| text.parse::<ShapeList>().unwrap());
         listed_shapes(&decoder(), [("--min", &min), ("--opt", &opt), ("--max", &max)])
     }
@@ -271,7 +276,7 @@ mod tests {
         ] {
             let mut texts = GOOD;
             texts[which] = text;
-            let Err(ProfileError::Shapes { why, inputs }) = shapes(texts) else { panic!("{text} is taken") };
+            let Err(ShapeProfileError::Shapes { why, inputs }) = shapes(texts) else { panic!("{text} is taken") };
             assert!(why.contains(expected), "{text}: {why}");
             assert_eq!(inputs, all);
         }

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     digest::{sha256, sha256_of_file},
     engine::{
-        BuildOptions, Cache, Cached, Dtype, LockError, ModelHash, PlanLock, PrepareError, Profile, Recipe, dtype_of,
-        must_be, prepare,
+        BuildOptions, Cache, Cached, Dtype, LockError, ModelHash, PlanLock, PrepareError, Recipe, ShapeProfile,
+        dtype_of, must_be, prepare,
     },
     files::{name_of, read_whole},
     onnx::OnnxFile,
@@ -36,7 +36,7 @@ pub struct Plan {
 #[derive(Clone, Default)]
 pub struct PlanRequest<'a> {
     /// Shapes that it serves, one optimisation profile after the other.
-    pub profiles: Vec<Profile>,
+    pub profiles: Vec<ShapeProfile>,
     /// How TensorRT builds.
     pub options: BuildOptions,
     /// The timing cache of an earlier build.

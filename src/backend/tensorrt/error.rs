@@ -5,7 +5,7 @@ use std::{fmt, io, path::PathBuf};
 use super::door::{Code, DoorError};
 use crate::{
     backend::{BackendErrorKind, RuntimeLibrary, libraries::root_lacks_tensorrt},
-    engine::{CacheError, ChoiceError, LockError, PrepareError, ProfileError},
+    engine::{CacheError, ChoiceError, LockError, PrepareError, ShapeProfileError},
     onnx::ReadError,
 };
 
@@ -94,7 +94,7 @@ pub enum EngineError {
     Prepare(#[from] PrepareError),
     /// Sizes and model do not fit.
     #[error(transparent)]
-    Profile(#[from] ProfileError),
+    Profile(#[from] ShapeProfileError),
     /// TensorRT's parser does not take the model.
     #[error("{text}")]
     Model {
@@ -257,7 +257,7 @@ impl EngineError {
             Self::Choice(ChoiceError::Misfit { why, .. }) if why.is_of_dtype() => BFLOAT16,
             Self::Choice(_) => "`moa-export plan` shows which releases of TensorRT serve which GPU; choose one of them",
             Self::Prepare(error) => error.help(),
-            Self::Profile(ProfileError::Unnamed { .. }) => "give the model's dimensions names",
+            Self::Profile(ShapeProfileError::Unnamed { .. }) => "give the model's dimensions names",
             Self::Profile(_) => "give --dim NAME=MIN:OPT:MAX for every dimension that the model leaves open",
             Self::Model { .. } => "models that `moa-export` exports are taken in every form; try --form standard",
             Self::Shape { .. } => "build the engine with --dim NAME=MIN:OPT:MAX that holds these sizes",

@@ -23,7 +23,7 @@ use moa_schema::FloatType;
 
 use super::{Backend, BackendError, Runner, names, operators, signature::Signature};
 use crate::{
-    engine::{BuildOptions, Cache, Dtype, PLAN_WARNING, PlanLock, Profile, Sizes, dtype_of, open_dims, shapes},
+    engine::{BuildOptions, Cache, Dtype, PLAN_WARNING, PlanLock, ShapeProfile, Sizes, dtype_of, open_dims, shapes},
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
@@ -83,7 +83,7 @@ impl Ranges {
     }
 
     /// The shapes of the inputs of `file`.
-    fn shapes(&self, file: &OnnxFile) -> Result<Profile, EngineError> {
+    fn shapes(&self, file: &OnnxFile) -> Result<ShapeProfile, EngineError> {
         let inputs = file.inputs();
         let sizes = |name: String| Sizes { sizes: self.of(&name), name };
         let dims: Vec<Sizes> = open_dims(&inputs).into_iter().map(sizes).collect();

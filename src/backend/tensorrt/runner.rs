@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backend::{BackendError, Bound, Runner, guard::guarded, names, signature::Signature},
-    engine::{InputShapes, Profile},
+    engine::{InputShapes, ShapeProfile},
     onnx::proto::tensor_proto::DataType,
     tensor::{NamedTensors, Tensor, TensorData},
 };
@@ -24,7 +24,7 @@ pub(super) struct TensorRtRunner {
     tensors: Vec<EngineTensor>,
     engine: Engine,
     /// The shapes of the inputs in every optimisation profile.
-    profiles: Vec<Profile>,
+    profiles: Vec<ShapeProfile>,
     /// The context of every profile that has run.
     contexts: Vec<Option<Context>>,
 }
@@ -49,7 +49,7 @@ impl TensorRtRunner {
         let inputs: Vec<_> = tensors.iter().filter(|tensor| tensor.is_input).collect();
         let ranges = |profile| inputs.iter().map(|input| range(&engine, profile, input)).collect();
         let count = engine.profile_count().map_err(failed)?;
-        let profiles = (0..count).map(ranges).collect::<Result<Vec<Profile>, _>>().map_err(failed)?;
+        let profiles = (0..count).map(ranges).collect::<Result<Vec<ShapeProfile>, _>>().map_err(failed)?;
         let mut contexts: Vec<Option<Context>> = profiles.iter().map(|_| None).collect();
         // What the device has no room for is found before anything runs.
         if let Some(first) = contexts.first_mut() {
@@ -157,10 +157,10 @@ fn holds_all(profile: &[InputShapes], inputs: &NamedTensors) -> bool {
 }
 
 /// What is given, and what every profile takes.
-fn no_profile(profiles: &[Profile], inputs: &NamedTensors) -> String {
+fn no_profile(profiles: &[ShapeProfile], inputs: &NamedTensors) -> String {
     let list = |parts: Vec<String>| parts.join(", ");
     let given = list(inputs.iter().map(|(name, tensor)| format!("{name} {:?}", tensor.shape())).collect());
-    let of_profile = |(index, profile): (usize, &Profile)| {
+    let of_profile = |(index, profile): (usize, &ShapeProfile)| {
         let ranges = profile.iter().map(|range| format!("{} {}", range.name, range_text(range))).collect();
         format!("profile {index} takes {}", list(ranges))
     };

@@ -9,7 +9,7 @@ use crate::{
     backend::{BackendError, BackendErrorKind, EngineError},
     checkpoint::{self, CheckpointError},
     cli::codes::{CHECKPOINT, ONNX, WEIGHT},
-    engine::{ChoiceError, LockError, PrepareError, ProfileError},
+    engine::{ChoiceError, LockError, PrepareError, ShapeProfileError},
     export::{ExportError, OPSETS, VocabularyError},
     file_names::NoGraph,
     files::{ErrorKind, help_with},
@@ -308,16 +308,16 @@ impl From<PrepareError> for Failure {
     }
 }
 
-impl From<ProfileError> for Failure {
-    fn from(error: ProfileError) -> Self {
+impl From<ShapeProfileError> for Failure {
+    fn from(error: ShapeProfileError) -> Self {
         let help = match &error {
-            ProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
-            ProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
-            ProfileError::Missing { names } => Some(format!("add{}", sizes_of(names))),
-            ProfileError::Empty { name } => {
+            ShapeProfileError::Unknown { open, .. } => Some(format!("the model leaves open: {}", open.join(", "))),
+            ShapeProfileError::Shapes { inputs, .. } => Some(format!("the model's inputs: {inputs}")),
+            ShapeProfileError::Missing { names } => Some(format!("add{}", sizes_of(names))),
+            ShapeProfileError::Empty { name } => {
                 Some(format!("give at least 1, such as --dim {name}=1:OPT:MAX; only what begins with `past` may be 0"))
             }
-            ProfileError::Positions { positions, .. } => {
+            ShapeProfileError::Positions { positions, .. } => {
                 Some(format!("give sizes for at most {positions} tokens a row"))
             }
             _ => None,

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::{cut_off::cut_off, runtime_library::said_of},
-    engine::{InputShapes, Profile},
+    engine::{InputShapes, ShapeProfile},
 };
 
 /// `libmoa_tensorrt`, loaded. It stays loaded: TensorRT's threads and exit handlers run until the process ends.
@@ -68,7 +68,7 @@ pub(in crate::backend) struct BuildRequest<'a> {
     pub(in crate::backend) model: &'a [u8],
     /// Where files of weights are looked for, if the model has some.
     pub(in crate::backend) model_path: Option<&'a Path>,
-    pub(in crate::backend) profiles: &'a [Profile],
+    pub(in crate::backend) profiles: &'a [ShapeProfile],
     pub(in crate::backend) tf32: bool,
     pub(in crate::backend) workspace_bytes: Option<u64>,
     pub(in crate::backend) optimization_level: Option<u32>,
