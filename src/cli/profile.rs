@@ -277,29 +277,6 @@ pub(super) fn labels(modules: &[ModuleProfile]) -> Vec<String> {
     names.iter().map(label).map(|label| if label.is_empty() { "layer".to_owned() } else { label }).collect()
 }
 
-impl From<ProfileError> for Failure {
-    fn from(error: ProfileError) -> Self {
-        let message = error.to_string();
-        let again = || Some("export with moa-export; any --form shows its routing".to_owned());
-        match error {
-            ProfileError::Read(error) => error.into(),
-            ProfileError::Backend(error) => error.into(),
-            ProfileError::NoGraph(error) => error.into(),
-            ProfileError::NoRouting { .. } | ProfileError::Scores { .. } => Self::unsupported(message, again()),
-            ProfileError::Missing { path } => {
-                let error = std::io::Error::new(std::io::ErrorKind::NotFound, "there is no such file");
-                Self::io(&error, &path.display().to_string())
-            }
-            ProfileError::Input { .. } | ProfileError::Shape(_) => {
-                let help =
-                    "an encoder-decoder takes input_ids, decoder_input_ids and their masks; one graph its own inputs";
-                Self::malformed(message, Some(help))
-            }
-            ProfileError::Output { .. } => Self::malformed(message, Some("run `moa-export verify` on the model")),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

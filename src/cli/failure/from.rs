@@ -1,4 +1,4 @@
-//! Every typed error as a failure.
+//! Every typed error as a failure, but those of generation.
 
 use std::path::Path;
 
@@ -16,6 +16,7 @@ use crate::{
     latency::LatencyError,
     onnx::{EncodeError, ReadError, WriteError, read::is_past},
     parity::{AuditError, VerifyError},
+    profile::ProfileError,
     shell::{path_word, word},
     tensor_file::TensorFileError,
     text::TextError,
@@ -450,5 +451,28 @@ impl From<LatencyError> for Failure {
             }
         };
         Self::new(code, message, help)
+    }
+}
+
+impl From<ProfileError> for Failure {
+    fn from(error: ProfileError) -> Self {
+        let message = error.to_string();
+        let again = || Some("export with moa-export; any --form shows its routing".to_owned());
+        match error {
+            ProfileError::Read(error) => error.into(),
+            ProfileError::Backend(error) => error.into(),
+            ProfileError::NoGraph(error) => error.into(),
+            ProfileError::NoRouting { .. } | ProfileError::Scores { .. } => Self::unsupported(message, again()),
+            ProfileError::Missing { path } => {
+                let error = std::io::Error::new(std::io::ErrorKind::NotFound, "there is no such file");
+                Self::io(&error, &path.display().to_string())
+            }
+            ProfileError::Input { .. } | ProfileError::Shape(_) => {
+                let help =
+                    "an encoder-decoder takes input_ids, decoder_input_ids and their masks; one graph its own inputs";
+                Self::malformed(message, Some(help))
+            }
+            ProfileError::Output { .. } => Self::malformed(message, Some("run `moa-export verify` on the model")),
+        }
     }
 }

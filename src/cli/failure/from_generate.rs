@@ -1,4 +1,4 @@
-//! Why there is no text, as a failure.
+//! The typed error of generation as a failure.
 
 use super::{Code, Failure};
 use crate::{
