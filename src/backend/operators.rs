@@ -2,12 +2,8 @@
 
 use std::collections::BTreeSet;
 
-#[cfg(feature = "ort")]
-use crate::onnx::proto::tensor_proto::DataType;
 use crate::onnx::proto::{ModelProto, NodeProto};
 use crate::onnx::read::for_each_node;
-#[cfg(feature = "ort")]
-use crate::onnx::read::present_inputs;
 
 /// Domain of ONNX Runtime's own operators.
 #[cfg(feature = "tract")]
@@ -49,18 +45,4 @@ pub(super) fn without_body(model: &ModelProto) -> BTreeSet<String> {
         names.remove(&function.name);
     }
     names
-}
-
-/// Whether a node of ours is as `prepare` alone writes it: absent inputs are left out, or what it reads is cast to
-/// bf16.
-#[cfg(feature = "ort")]
-pub(super) fn are_for_tensorrt(model: &ModelProto) -> bool {
-    const BF16: i64 = DataType::Bfloat16 as i64;
-    let nodes = || model.graph.iter().flat_map(|graph| &graph.node);
-    let is_cast = |node: &&NodeProto| node.op_type == "Cast" && node.int_attribute("to") == Some(BF16);
-    let casts: BTreeSet<&str> = nodes().filter(is_cast).flat_map(|node| &node.output).map(String::as_str).collect();
-    let is_prepared = |node: &NodeProto| {
-        present_inputs(node).is_some() || node.input.first().is_some_and(|input| casts.contains(input.as_str()))
-    };
-    nodes().filter(|node| node.domain == moa_schema::DOMAIN).any(is_prepared)
 }

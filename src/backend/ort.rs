@@ -20,6 +20,7 @@ use super::{
     Backend, BackendError, Bound, LibraryUse, OrtOptions, Runner, RuntimeLibrary, caches_in_place, names, operators,
     ort_in_place,
 };
+use crate::engine::is_prepared;
 use crate::files::folder_of;
 use crate::onnx::proto::{ModelProto, tensor_proto::DataType};
 use crate::onnx::read::OnnxFile;
@@ -156,7 +157,7 @@ fn use_by(model: &OnnxFile) -> LibraryUse {
 
 /// Refuses nodes as TensorRT's parser alone takes them.
 fn refuse_prepared(model: &OnnxFile) -> Result<(), BackendError> {
-    if !operators::are_for_tensorrt(model.model()) {
+    if !is_prepared(model.model()) {
         return Ok(());
     }
     Err(BackendError::Unsupported {

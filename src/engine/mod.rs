@@ -16,6 +16,6 @@ pub use choice::{ChoiceError, Device, dtype_of, known_release_of, must_be, must_
 pub use lock::{BuildOptions, LOCK_FORMAT, LockError, Machine, ModelHash, PLAN_WARNING, PlanLock, PluginHash, Recipe};
 pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, ReleaseNumber, Version, fit};
 pub use positions::must_have_positions;
-pub use prepare::{PrepareError, Prepared, prepare};
+pub use prepare::{PrepareError, Prepared, is_prepared, prepare};
 pub use profile::{InputShapes, ShapeProfile, ShapeProfileError, Sizes, open_dims, shapes};
 pub use shape_list::{ShapeList, listed_shapes};

@@ -129,12 +129,12 @@ fn prepare_graph(graph: &mut GraphProto) -> Result<usize, PrepareError> {
             continue;
         }
         let operator = operator_of(&node)?;
+        if is_done(&node, operator, [&bf16, &cast]) {
+            return Err(PrepareError::Done { node: node.name });
+        }
         let count = prepare_outputs(&mut node, place, operator, &used, &mut cut);
         let mut edges = [Vec::new(), Vec::new()];
         if has_bf16_matrices(&node, operator, &bf16) {
-            if activations(&node, operator).any(|name| cast.contains(name)) {
-                return Err(PrepareError::Done { node: node.name });
-            }
             if activations(&node, operator).any(|name| narrow.contains(name)) {
                 return Err(PrepareError::MixedTypes { node: node.name });
             }
@@ -148,6 +148,20 @@ fn prepare_graph(graph: &mut GraphProto) -> Result<usize, PrepareError> {
     graph.node = nodes;
     graph.value_info.retain(|value| !cut.contains(&value.name));
     Ok(plugins)
+}
+
+/// Whether [`prepare`] wrote a node of ours in `model`.
+pub fn is_prepared(model: &ModelProto) -> bool {
+    let Some(graph) = &model.graph else { return false };
+    let known = [&bf16_weights(graph), &cast_to_bf16(graph)];
+    let mut ours = graph.node.iter().filter(|node| is_ours(node));
+    ours.any(|node| read::operator_of(node).is_some_and(|operator| is_done(node, operator, known)))
+}
+
+/// Whether absent inputs of a node are left out, or what it reads beside matrices of `bf16` is among `cast`.
+fn is_done(node: &NodeProto, operator: &Operator, [bf16, cast]: [&BTreeSet<String>; 2]) -> bool {
+    node.find_attribute(PRESENT_INPUTS).is_some()
+        || has_bf16_matrices(node, operator, bf16) && activations(node, operator).any(|name| cast.contains(name))
 }
 
 fn is_ours(node: &NodeProto) -> bool {
@@ -174,9 +188,6 @@ fn operator_of(node: &NodeProto) -> Result<&'static Operator, PrepareError> {
     let Some(operator) = read::operator_of(node) else {
         return Err(wrong(node, format!("{DOMAIN} has no operator {}", node.op_type)));
     };
-    if node.find_attribute(PRESENT_INPUTS).is_some() {
-        return Err(PrepareError::Done { node: node.name.clone() });
-    }
     Ok(operator)
 }
 

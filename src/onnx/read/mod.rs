@@ -37,7 +37,6 @@ use external::DataFiles;
 pub(super) use limits::MAX_DECODED;
 pub use lookups::PositionTable;
 #[cfg(feature = "ort")]
-pub(crate) use operator_node::present_inputs;
 pub(crate) use operator_node::{READ_BY_ROUTERS, module_of, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;
