@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct Machine {
     /// Name of the processor.
     pub cpu: Option<String>,
-    /// Logical processors that are switched on.
-    pub cpus: usize,
+    /// Logical processors that are switched on, where the system lists them.
+    pub cpus: Option<usize>,
     /// Logical processors that this process may use.
     pub usable_cpus: usize,
     /// The list of those, where the system gives one.
@@ -86,7 +86,7 @@ impl Machine {
         let is_virtual = |flags: &str| flags.split_whitespace().any(|flag| flag == "hypervisor");
         Self {
             cpu: Self::processor(),
-            cpus: fields(&cpuinfo, "processor").count(),
+            cpus: Some(fields(&cpuinfo, "processor").count()).filter(|count| *count > 0),
             usable_cpus: std::thread::available_parallelism().map_or(1, usize::from),
             affinity: fields(&status, "Cpus_allowed_list").next().map(str::to_owned),
             quota: text("/sys/fs/cgroup/cpu.max").as_deref().and_then(quota),

@@ -184,7 +184,7 @@ pub(crate) fn sample() -> Receipt {
     Receipt {
         program: "0".into(),
         unix_time: 1,
-        machine: Machine { cpu: Some("a processor".into()), cpus: 8, usable_cpus: 6, ..Machine::default() },
+        machine: Machine { cpu: Some("a processor".into()), cpus: Some(8), usable_cpus: 6, ..Machine::default() },
         before: moment(0.5),
         after: moment(1.5),
         throttled: None,

@@ -359,15 +359,13 @@ fn facts(report: &mut Report, receipt: &Receipt) {
     let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".into());
     let flag = |value: Option<bool>| value.map_or("unknown", |value| if value { "yes" } else { "no" }).to_owned();
     let load = |load: Option<[f64; 3]>| load.map_or_else(|| "unknown".into(), |[a, b, c]| format!("{a}, {b}, {c}"));
+    let cpus = machine.cpus.map_or_else(|| "unknown".into(), |count| count.to_string());
     let governors = if machine.governors.is_empty() { "unknown".into() } else { machine.governors.join(", ") };
     let seconds = receipt.options.seconds.map_or_else(|| "any number of".into(), |seconds| seconds.to_string());
     let samples = receipt.options.samples.map_or_else(|| "any number of".into(), |samples| samples.to_string());
     let mut facts = vec![
         ("Processor".to_owned(), text(&machine.cpu)),
-        (
-            "Processors".into(),
-            format!("{} usable of {}, list {}", machine.usable_cpus, machine.cpus, text(&machine.affinity)),
-        ),
+        ("Processors".into(), format!("{} usable of {}, list {}", machine.usable_cpus, cpus, text(&machine.affinity))),
         (
             "Threads".into(),
             format!("{} of ONNX Runtime, {} of tract", receipt.threads.onnx_runtime, receipt.threads.tract),

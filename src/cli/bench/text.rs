@@ -55,7 +55,7 @@ fn machine(receipt: &Receipt) -> String {
         "{}, {} of {} processors (list {}), {} of ONNX Runtime, governor {governor}{mhz}, clocks locked: {locked}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
         or_unknown(&machine.cpu),
         machine.usable_cpus,
-        machine.cpus,
+        or_unknown(&machine.cpus.map(|count| count.to_string())),
         machine.affinity.as_deref().unwrap_or("unknown"),
         counted(receipt.threads.onnx_runtime, "thread"),
         or_unknown(&machine.system),
