@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Most bytes of weights that are moved; the small ones come first, so that every norm and router is.
-const MOST_MOVED: usize = 512 << 20;
+const MOST_MOVED: i64 = 512 << 20;
 
 /// Unit in the last place of 1, and the largest finite number, of f32.
 const SINGLE: [f32; 2] = [f32::EPSILON, f32::MAX];
@@ -45,17 +45,17 @@ pub(super) fn moved(file: &OnnxFile) -> Result<OnnxFile, ReadError> {
     }
     let mut weights: Vec<_> = model.graph.iter_mut().flat_map(|graph| &mut graph.initializer).collect();
     let size = |weight: &TensorProto| weight.dims.iter().product::<i64>();
+    let bytes = |weight: &TensorProto| size(weight) * if weight.data_type == DataType::Float as i32 { 4 } else { 2 };
     // Single values are constants of the equations, such as an exponent or an epsilon.
     weights.retain(|weight| is_moved(weight, &rounded) && size(weight) > 1);
     weights.sort_by_key(|weight| size(weight));
     let mut total = 0;
     for weight in weights {
-        let bytes = file.values(weight)?;
-        total += bytes.len();
+        total += bytes(weight);
         if total > MOST_MOVED {
             break;
         }
-        let moved = moved_values(weight.data_type, &bytes, rounded.contains(&weight.name), &mut random);
+        let moved = moved_values(weight.data_type, &file.values(weight)?, rounded.contains(&weight.name), &mut random);
         weight.raw_data = Some(Bytes::from(moved));
         weight.float_data.clear();
         weight.int32_data.clear();
