@@ -103,6 +103,7 @@ pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
     }
     let command = named_command();
     let help = help_of_json(&error).or_else(|| similar(&error)).or_else(|| option_for(command.trim_start(), &error));
+    let help = help.or_else(|| missing(&error));
     let help = help.unwrap_or_else(|| format!("run `moa-export{command} --help`"));
     Err(Failure::usage(in_words(error), Some(&help)))
 }
@@ -165,9 +166,6 @@ fn similar(error: &clap::Error) -> Option<String> {
 
 /// Which option takes what was typed without one, or which command a misplaced option.
 fn option_for(command: &str, error: &clap::Error) -> Option<String> {
-    if command == "run" && parts(error, Part::InvalidArg).last().is_some_and(|last| last == "--inputs <FILE>") {
-        return Some("give inputs with --inputs, or let --random make some".into());
-    }
     let word = part(error, Part::InvalidArg).filter(|_| error.kind() == Misuse::UnknownArgument)?;
     let (option, help) = match command {
         "" if word.starts_with('-') => return of_later_command(word),
@@ -186,6 +184,20 @@ fn option_for(command: &str, error: &clap::Error) -> Option<String> {
     };
     let is_given = typed().iter().any(|typed| typed.to_string_lossy().split('=').next() == Some(option));
     (!is_given).then(|| help.into())
+}
+
+/// What an option that is needed would say, where it is all that is missing.
+fn missing(error: &clap::Error) -> Option<String> {
+    let [option] = parts(error, Part::InvalidArg) else { return None };
+    let help = match option.split_once(' ').filter(|_| error.kind() == Misuse::MissingRequiredArgument)? {
+        ("--output", value) => format!("say where the result goes: -o {}", value.trim_matches(['<', '>'])),
+        ("--checkpoint", _) => "name what it was exported from: --checkpoint CHECKPOINT".into(),
+        ("--input", _) => "give the text, or a file with a text a line: --input 'two words'".into(),
+        ("--inputs", "<FILE>") => "give inputs with --inputs, or let --random make some".into(),
+        ("--inputs", _) => "give texts, token ids or tensors by name: --inputs FILE".into(),
+        _ => return None,
+    };
+    Some(help)
 }
 
 /// What to do with an option of a command that was typed after it.

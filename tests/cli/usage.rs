@@ -38,7 +38,10 @@ fn wrong_arguments_name_themselves() {
     let scene = Scene::with(&Model::layer());
     let cases = [
         ("--bogus", "--bogus"),
-        ("ck", "--output"),
+        ("ck", "help: say where the result goes: -o OUT\n"),
+        ("build m.onnx", "help: say where the result goes: -o PLAN\n"),
+        ("generate ck", "--input 'two words'"),
+        ("profile m.onnx", "--inputs FILE"),
         ("ck -o", "--output"),
         ("ck -o m.onnx --frm standard", "--frm"),
         ("ck -o m.onnx --form fuse", "fused"),
@@ -52,7 +55,7 @@ fn wrong_arguments_name_themselves() {
         ("ck out", "'out' follows the checkpoint, where only options do; the output is given with -o"),
         ("ck verify -o m.onnx", "'verify' follows the checkpoint"),
         ("ck -o m.onnx --external-data maybe", "always"),
-        ("verify m.onnx", "--checkpoint"),
+        ("verify m.onnx", "help: name what it was exported from: --checkpoint CHECKPOINT\n"),
         ("verify m.onnx --checkpoint ck --backends cuda", "ort-function"),
         ("verify m.onnx --checkpoint ck --atol big", "'--atol <X>': it must be a number"),
         ("verify m.onnx --checkpoint ck --seed -1", "'-1' for '--seed <N>': it must not be negative"),
