@@ -65,6 +65,8 @@ pub enum CheckpointError {
         looked_for: String,
         /// Whether there are graphs under the names that exports have.
         is_export: bool,
+        /// What is in it that may be meant.
+        meant: Option<String>,
     },
     /// A folder holds shards without the list of them.
     #[error("{folder}: holds {shard}, one of several shards, and no {index}, which lists them")]
@@ -312,17 +314,12 @@ impl CheckpointError {
     pub fn help(&self) -> Option<String> {
         let help = match self {
             Self::Adapter { description, base, .. } => return Some(help_with_adapter(description, *base)),
+            Self::NoModel { is_export, meant, .. } => return Some(help_without_model(*is_export, meant.as_deref())),
             Self::NotAFile { found: "a folder", .. } => "give the file in it that is meant, such as FOLDER/config.json",
             Self::ConfigNotAFile { .. } => "give a file of JSON; what a pipe brings goes to a file first",
             Self::NotAFile { .. } => "give a .safetensors file, a PyTorch file or a Hugging Face folder",
             Self::ClosedFolder { .. } => "let your user read and enter the folder, or give a copy that it may read",
             Self::Changed { .. } => "wait until nothing writes to the checkpoint, then try again",
-            Self::NoModel { is_export: true, .. } => {
-                "an exported model is no checkpoint: give the folder or file that was trained"
-            }
-            Self::NoModel { .. } => {
-                "give the file itself, as a `checkpoint_best.pt` of fairseq, or a folder that holds one of them"
-            }
             Self::NoIndex { .. } => "copy or download the index beside the shards; rename what is a whole model",
             Self::OneShard { .. } => "give the folder that holds them all",
             Self::SeveralModels { .. } => "give the file itself, or keep only one of them in the folder",
@@ -386,6 +383,14 @@ impl From<&WeightError> for ErrorKind {
 }
 
 /// What to do about an adapter beside the weights `base`, where there are such.
+fn help_without_model(is_export: bool, meant: Option<&str>) -> String {
+    match meant {
+        _ if is_export => "an exported model is no checkpoint: give the folder or file that was trained".into(),
+        Some(path) => format!("did you mean {path}?"),
+        None => "give the file itself, as a `checkpoint_best.pt` of fairseq, or a folder that holds one of them".into(),
+    }
+}
+
 fn help_with_adapter(description: &str, base: Option<&str>) -> String {
     let merge = "merge it into its base model with PEFT's `merge_and_unload()`, save that";
     match base {

@@ -254,7 +254,8 @@ impl Location {
             return Err(CheckpointError::NoIndex { folder: shown(path), shard: shown(Path::new(&shard)), index });
         }
         let is_export = GRAPHS.iter().any(|stem| path.join(graph_file(stem)).is_file());
-        Err(CheckpointError::NoModel { folder: shown(path), looked_for: FORMATS.as_flattened().join(", "), is_export })
+        let (folder, looked_for) = (shown(path), FORMATS.as_flattened().join(", "));
+        Err(CheckpointError::NoModel { folder, looked_for, is_export, meant: meant(path).map(|path| shown(&path)) })
     }
 }
 
@@ -272,6 +273,19 @@ fn lone_shard(folder: &Path) -> Option<(OsString, &'static str)> {
     let ending = Path::new(&first).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     let [_, index] = FORMATS.into_iter().find(|[_, index]| index.contains(&format!(".{ending}.")))?;
     Some((first, index))
+}
+
+/// What a folder without a checkpoint holds in its place: the only snapshot, as the cache of the Hugging Face Hub has
+/// them, or the only file that may hold tensors.
+fn meant(folder: &Path) -> Option<PathBuf> {
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let only = |mut found: Vec<PathBuf>| found.pop().filter(|_| found.is_empty());
+    let snapshots = if folder.ends_with("snapshots") { folder.to_owned() } else { folder.join("snapshots") };
+    let snapshot = only(entries(&snapshots).filter(|path| path.join(CONFIG).is_file()).collect());
+    let may_hold = |path: &PathBuf| {
+        path.extension().is_some_and(|ending| ["safetensors", "bin", "pt", "pth"].iter().any(|known| ending == *known))
+    };
+    snapshot.or_else(|| only(entries(folder).filter(may_hold).collect()))
 }
 
 /// Whether a file is named as transformers names one of several shards: with numbers of five digits.

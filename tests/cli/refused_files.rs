@@ -20,6 +20,26 @@ fn file_of(header: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
+/// A cache of the Hub, and a file of another name.
+#[test]
+fn what_a_folder_holds_in_place_of_a_checkpoint_is_named() {
+    let scene = Scene::with(&Model::layer());
+    let generic = "as a `checkpoint_best.pt` of fairseq";
+    fs::create_dir_all(scene.path("hub/snapshots")).unwrap();
+    scene.refuses("hub -o m.onnx", 5, &["holds no checkpoint", generic]);
+    Model::layer().write(&scene.path("hub/snapshots/4f2a"));
+    for folder in ["hub", "hub/snapshots"] {
+        scene.refuses(&format!("{folder} -o m.onnx"), 5, &["help: did you mean hub/snapshots/4f2a?"]);
+    }
+    scene.accepts("hub/snapshots/4f2a -o m.onnx");
+    Model::layer().write(&scene.path("hub/snapshots/other"));
+    scene.refuses("hub -o m.onnx", 5, &[generic]);
+    fs::rename(scene.path("ck/model.safetensors"), scene.path("ck/model.fp16.safetensors")).unwrap();
+    scene.refuses("ck -o m.onnx", 5, &["help: did you mean ck/model.fp16.safetensors?"]);
+    scene.write("ck/model.pt", "");
+    scene.refuses("ck -o m.onnx", 5, &[generic]);
+}
+
 #[test]
 fn damaged_files_say_where() {
     let sound = Model::layer().file();
