@@ -388,6 +388,9 @@ class Numbers(unittest.TestCase):
                 for other in (whole[:, :1], whole[:1], whole.T, whole[:, :-1]):
                     with self.subTest(mask=mask, shape=other.shape), self.assertRaises(Exception):
                         run(running, {**feeds, mask: np.ascontiguousarray(other)})
+            memory = {key: feeds[key][:1] for key in ("memory", "attention_mask") if "memory" in feeds}
+            with self.assertRaises(Exception):
+                run(running, {**feeds, **(memory or {"query": feeds["query"][:1]})})
 
         self.each(LAYERS, check)
 
@@ -407,9 +410,10 @@ class Numbers(unittest.TestCase):
                         for value in running.get_inputs()
                     }
                     run(running, feeds)
-                    for cache in [name for name in feeds if ".encoder." in name]:
-                        with self.subTest(cache=cache), self.assertRaises(Exception):
-                            run(running, {**feeds, cache: feeds[cache][:1]})
+                    memory = [name for name in feeds if ".encoder." in name]
+                    for names in [*([name] for name in memory), [*memory, "encoder_attention_mask"]] if memory else []:
+                        with self.subTest(names=names), self.assertRaises(Exception):
+                            run(running, {**feeds, **{name: feeds[name][:1] for name in names}})
                     for shape in ((1, 3), (2, 1), (1, 1), (3, 2), (1, 6)):
                         with self.subTest(graph=path.stem, past=past, shape=shape), self.assertRaises(Exception):
                             run(running, {**feeds, "input_ids": np.ones(shape, np.int64)})

@@ -65,6 +65,7 @@ class Ways(unittest.TestCase):
         self.assertGreater(len(positions.WAYS), 5)
         for name in positions.WAYS:
             rewritten = positions.rewritten(model, name)
+            onnx.checker.check_model(rewritten)
             self.assertEqual(name == "as_exported", rewritten.graph.node == model.graph.node, name)
             for found, wanted in zip(self.outputs(positions.cut(rewritten)), expected, strict=True):
                 np.testing.assert_array_equal(found, wanted, name)

@@ -1,7 +1,8 @@
 """Other ways for the decoder of a translation model to find the positions of its new tokens, which TensorRT may build.
 
-An export counts the real tokens of all, cached ones too, and leaves the counts of cached ones out (`CumSum`, `Slice`). Each
-function here writes a part of that otherwise, and `cut` leaves nothing but that part of the graph.
+An export counts the real tokens of all, cached ones too, leaves the counts of cached ones out, and gives them the shape of
+the ids (`CumSum`, `Slice`, `Reshape`). Each function here writes a part of that otherwise, and `cut` leaves nothing but that
+part of the graph.
 """
 
 import copy
@@ -13,6 +14,7 @@ from onnx import helper, numpy_helper
 END, EMBEDDED = "decoder/Add", "decoder/Gather"
 SLICE, ROWS, COUNT = "decoder/Slice", "decoder/Gather_1", "decoder/CumSum"
 REAL, ONES, COUNTS = "decoder/Cast", "decoder/Where_1", "decoder/Where_2"
+IDS_SHAPE, SHAPED = "decoder/Shape", "decoder/Reshape"
 
 WAYS = {}
 
@@ -52,12 +54,10 @@ def as_exported(graph):
 
 
 @way
-def length_of_ids(graph):
-    """The counts have the shape of the ids, by name."""
-    counts, past, end, axis = inputs_of(graph, SLICE)
-    shape = node("Shape", ["input_ids"], "decoder/ids_shape")
-    cut_off = node("Slice", [counts, past, end, axis], "decoder/new_counts")
-    replace(graph, [SLICE], [shape, cut_off, node("Reshape", ["decoder/new_counts", "decoder/ids_shape"], SLICE)])
+def shape_of_slice(graph):
+    """The counts keep the shape in which they were cut off."""
+    cut_off = node("Slice", inputs_of(graph, SLICE), SHAPED)
+    replace(graph, [SLICE, IDS_SHAPE, SHAPED], [cut_off])
 
 
 @way
@@ -126,7 +126,8 @@ def rows_cut_off(graph):
     counts, past, end, axis = inputs_of(graph, SLICE)
     table = inputs_of(graph, ROWS)[0]
     looked_up = node("Gather", [table, counts], "decoder/all_rows", axis=0)
-    replace(graph, [SLICE, ROWS], [looked_up, node("Slice", ["decoder/all_rows", past, end, axis], ROWS)])
+    cut_off = node("Slice", ["decoder/all_rows", past, end, axis], ROWS)
+    replace(graph, [SLICE, IDS_SHAPE, SHAPED, ROWS], [looked_up, cut_off])
 
 
 def rewritten(model, name):

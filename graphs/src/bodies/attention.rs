@@ -105,14 +105,22 @@ pub(crate) fn cross_attention(
     let hidden = &values.hidden_states;
     let query_mask = of_shape(b, &values.query_mask, hidden, [0, 1]);
     let query_mask = query_mask_of(b, &query_mask, attributes.skip_padded_queries);
-    let key_mask = of_shape(b, &values.key_mask, &values.key, [0, 2]);
-    let key_mask = of_shape(b, &key_mask, &values.value, [0, 2]);
+    let key_mask = of_keys_and_values(b, values);
     let routing =
         route(b, hidden, &values.router_weight, attributes.gate_mode, attributes.top_k, query_mask.as_ref(), names);
     let keys = KeySet { key: &values.key, value: &values.value, mask: &key_mask };
     let query = Query { scale: attributes.scale, rotary: None, causal: None, mode: AttentionMode::Softmax };
     let attended = attend(b, &routing, hidden, &values.query_weight, heads, &keys, &query);
     project_back(b, &routing, &attended, &values.output_weight, values.output_bias.as_ref(), query_mask, heads)
+}
+
+/// The mask of the keys, where keys and values have its shape, and as many rows as the queries.
+fn of_keys_and_values(b: &mut Builder, values: &CrossValues) -> Value {
+    let sizes = [b.size(&values.hidden_states, 0), b.size(&values.key, 2)];
+    let shape = b.op("Concat", &[&sizes[0], &sizes[1]], [("axis", Attribute::Int(0))]);
+    let mask = with_shape(b, &values.key_mask, &shape);
+    let mask = of_shape(b, &mask, &values.key, [0, 2]);
+    of_shape(b, &mask, &values.value, [0, 2])
 }
 
 /// `[B, T, 1]` bool, where padded queries are skipped.
@@ -205,7 +213,14 @@ fn causal_mask(b: &mut Builder, hidden: &Value, past_size: &Value, key: &Value) 
 fn of_shape(b: &mut Builder, matrix: &Value, other: &Value, axes: [i64; 2]) -> Value {
     let (sizes, places) = (b.op("Shape", &[other], []), b.ints(&axes));
     let shape = b.op("Gather", &[&sizes, &places], [("axis", Attribute::Int(0))]);
-    b.of_shape(matrix, &shape)
+    with_shape(b, matrix, &shape)
+}
+
+/// `matrix`, where a runtime finds that its shape is `shape`. It would spread a mask, or positions, of one row or column
+/// over all of them; no other shape has as many elements and can be spread over that one.
+fn with_shape(b: &mut Builder, matrix: &Value, shape: &Value) -> Value {
+    let shaped = b.op("Reshape", &[matrix, shape], []);
+    b.op("Max", &[matrix, &shaped], [])
 }
 
 struct KeySet<'a> {

@@ -315,14 +315,6 @@ impl Builder {
         self.op("Reshape", &[input, &shape], [])
     }
 
-    /// `matrix`, where a runtime finds that its shape is `shape`, a list of two integers. It would spread a mask, or
-    /// positions, of one row or column over all of them; no other shape has as many elements and can be spread over
-    /// that one.
-    pub fn of_shape(&mut self, matrix: &Value, shape: &Value) -> Value {
-        let shaped = self.op("Reshape", &[matrix, shape], []);
-        self.op("Max", &[matrix, &shaped], [])
-    }
-
     /// New axes of size 1.
     pub fn unsqueeze(&mut self, input: &Value, axes: &[i64]) -> Value {
         let axes = self.ints(axes);

@@ -145,7 +145,7 @@ impl Lowering {
         }
         if embedding.zero_at_padding {
             let mask = match embedding.positions {
-                Positions::None => self.of_shape(tokens.mask, tokens.ids),
+                Positions::None => self.as_ids(tokens.mask, tokens.ids),
                 Positions::Learned(_) | Positions::Sinusoidal { .. } => tokens.mask.clone(),
             };
             let real = self.b.unsqueeze(&mask, &[-1]);
@@ -192,10 +192,11 @@ impl Lowering {
         }
     }
 
-    /// `matrix`, where its shape is that of `ids`: fewer of these would be spread over its rows and columns.
-    fn of_shape(&mut self, matrix: &Value, ids: &Value) -> Value {
+    /// `matrix` in the shape of the ids, which would be spread over its rows and columns if they were fewer. Where as
+    /// many lie otherwise, the first layer finds a mask of another shape than the tokens'.
+    fn as_ids(&mut self, matrix: &Value, ids: &Value) -> Value {
         let shape = self.b.op("Shape", &[ids], []);
-        self.b.of_shape(matrix, &shape)
+        self.b.op("Reshape", &[matrix, &shape], [])
     }
 
     /// Real tokens up to and with each real token, 0 at padding: `[B, T]` int64, as the ids are.
@@ -210,7 +211,7 @@ impl Lowering {
             let end = self.b.ints(&[i64::MAX]);
             count = self.b.slice(&count, past, &end, 1);
         }
-        self.of_shape(&count, tokens.ids)
+        self.as_ids(&count, tokens.ids)
     }
 
     /// The encoder's `input_ids` and `attention_mask`, and its output `[B, sequence, C]`.

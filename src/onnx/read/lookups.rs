@@ -88,7 +88,7 @@ impl OnnxFile {
                 // A count begins at 1.
                 "CumSum" => return offset.checked_add(1),
                 "Add" => offset = offset.checked_add(node.input.iter().find_map(|input| self.integer(input))?)?,
-                "Where" | "Slice" | "Cast" | "Mul" | "Max" | "Reshape" => {}
+                "Where" | "Slice" | "Cast" | "Mul" | "Reshape" => {}
                 _ => continue,
             }
             behind.extend(node.input.iter().map(|input| (input.as_str(), offset)));
