@@ -36,7 +36,6 @@ pub use error::ReadError;
 use external::DataFiles;
 pub(super) use limits::MAX_DECODED;
 pub use lookups::PositionTable;
-#[cfg(feature = "ort")]
 pub(crate) use operator_node::{READ_BY_ROUTERS, module_of, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;

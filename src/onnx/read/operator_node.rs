@@ -16,7 +16,7 @@ pub(crate) fn operator_input<'a>(node: &'a NodeProto, parameter: &str) -> Option
 }
 
 /// Which inputs of its operator a node has whose inputs were moved together, a bit for each.
-pub(crate) fn present_inputs(node: &NodeProto) -> Option<i64> {
+pub(super) fn present_inputs(node: &NodeProto) -> Option<i64> {
     node.int_attribute(PRESENT_INPUTS).filter(|mask| *mask != 0)
 }
 
