@@ -203,10 +203,17 @@ fn missing(error: &clap::Error) -> Option<String> {
 /// What to do with an option of a command that was typed after it.
 fn of_later_command(option: &str) -> Option<String> {
     let (all, long) = (Arguments::command(), option.strip_prefix("--")?);
-    let takes = |command: &&clap::Command| command.get_arguments().any(|known| known.get_long() == Some(long));
+    let known = |command: &clap::Command| -> Option<String> {
+        let names: Vec<_> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
+        let same = names.iter().copied().find(|name| *name == long);
+        same.or_else(|| nearest(long, &names)).map(ToOwned::to_owned)
+    };
     let typed = typed();
-    let command = typed.iter().skip(2).filter_map(|word| all.find_subcommand(word)).find(takes)?.get_name();
-    Some(format!("{option} is an option of `moa-export {command}`, and the command comes first"))
+    let is_output = |option: &OsString| option == "-o" || option == "--output";
+    let words = typed.windows(2).skip(1).filter(|pair| !is_output(&pair[0])).map(|pair| &pair[1]);
+    let mut commands = words.filter_map(|word| all.find_subcommand(word));
+    let (name, command) = commands.find_map(|command| Some((known(command)?, command.get_name())))?;
+    Some(format!("--{name} is an option of `moa-export {command}`, and the command comes first"))
 }
 
 /// The message of the parser, but for numbers, of which it speaks as Rust does, and for what follows a checkpoint.

@@ -168,7 +168,9 @@ fn words_in_the_wrong_place_are_told_their_option() {
         ("inspect ck m.onnx", "help: run `moa-export inspect --help`"),
         ("verify m.onnx --checkpont ck", "help: a similar argument exists: '--checkpoint'\n"),
         ("m.onnx --checkpoint ck verify", "help: --checkpoint is an option of `moa-export verify`, and the command"),
+        ("ck --checkpont ck verify", "help: --checkpoint is an option of `moa-export verify`, and the command"),
         ("ck -o m.onnx --checkpoint ck", "help: run `moa-export --help`\n"),
+        ("ck -o verify --checkpoint ck", "help: run `moa-export --help`\n"),
         ("convert ck out", "there is neither a command nor a checkpoint called \"convert\""),
         ("ck out", "'out' follows the checkpoint"),
     ] {
