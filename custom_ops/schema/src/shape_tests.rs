@@ -105,6 +105,14 @@ fn missing_input_is_named() {
     partial[own::OUTPUT_WEIGHT] = None;
     let error = SelfAttentionDims::new(&partial, &ATTRIBUTES).expect_err("output_weight is required");
     assert_eq!(error.to_string(), "MoASelfAttention: input `output_weight` must be [E, G * D, C], found nothing");
+    for missing in [own::PAST_KEY, own::PAST_VALUE] {
+        let mut partial: Vec<_> = all.iter().map(|s| Some(s.as_slice())).collect();
+        partial[missing] = None;
+        let error = SelfAttentionDims::new(&partial, &ATTRIBUTES).expect_err("one cache alone").to_string();
+        let name = SELF_ATTENTION.inputs[missing].name;
+        let start = format!("MoASelfAttention: input `{name}` must be [");
+        assert!(error.starts_with(&start) && error.ends_with("found nothing"), "{error}");
+    }
 }
 
 /// Without their projection keys and values are the hidden states, and as wide.
@@ -326,6 +334,14 @@ fn sizes_of_nothing_are_refused() {
     }
     let error = feed_forward_dims(&empty(feed_forward_shapes(false), &[(2, 2), (3, 1)]), &attributes).unwrap_err();
     assert!(error.contains("output_weight has no rows"), "{error}");
+    let heads = [(own::QUERY_WEIGHT, 2), (own::KV_WEIGHT, 1), (own::OUTPUT_WEIGHT, 1)];
+    let heads_of_cross = [(cross::QUERY_WEIGHT, 2), (cross::OUTPUT_WEIGHT, 1)];
+    for error in [
+        dims(&empty(shapes(), &heads)).unwrap_err().to_string(),
+        cross_dims(&empty(cross_shapes(), &heads_of_cross), &CROSS).unwrap_err(),
+    ] {
+        assert!(error.contains("query_weight has 0 columns"), "{error}");
+    }
 }
 
 #[test]

@@ -94,7 +94,7 @@ mod tests {
         for value in [None, Some(""), Some("1"), Some("off")] {
             assert!(!is_wgmma_off(value.map(OsStr::new)), "{value:?}");
         }
-        for (value, expected) in [(None, None), (Some(""), None), (Some("7"), Some(7)), (Some("007"), Some(7))] {
+        for (value, expected) in [(None, None), (Some(""), None), (Some("1"), Some(1)), (Some("007"), Some(7))] {
             assert_eq!(multiprocessors(value.map(OsStr::new)), Ok(expected), "{value:?}");
         }
         for value in ["0", "-1", "one", " "] {

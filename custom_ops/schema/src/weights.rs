@@ -253,6 +253,16 @@ mod tests {
         assert_eq!(error, Err("MoASelfAttention: top_k is 9, but the router has 4 experts".into()));
     }
 
+    /// What each call says anew is taken as it is, and tells nothing of the other inputs.
+    #[test]
+    fn constants_of_calls_fit() {
+        let caches = [("past_key", &[4, 2, 5, 4][..]), ("past_value", &[4, 2, 5, 4])];
+        for constants in [&[("attention_mask", &[4, 7][..])][..], &caches[..1], &caches[1..], &caches] {
+            let given = [OWN.as_slice(), constants].concat();
+            assert_eq!(verdict(own_attributes(4, 2), &given, &OF_TOKENS), Ok(()), "{constants:?}");
+        }
+    }
+
     /// Nothing else tells how many columns such a matrix has.
     #[test]
     fn scales_of_computed_matrices_are_left_to_each_call() {
@@ -276,9 +286,14 @@ mod tests {
         assert_eq!(verdict(own_attributes(2, 2), &[("router_weight", &[5, 4])], &own), Ok(()));
         let shared = [("router_weight", &[8, 4][..]), ("output_weight", &[4, 8, 8])];
         assert_eq!(verdict(own_attributes(2, 2), &shared, &own[..4]), Ok(()));
+        assert_eq!(verdict(own_attributes(2, 2), &[("router_weight", &[8, 4])], &own[..4]), Ok(()));
         let gated = [("input_weight", &[4, 6, 10][..]), ("output_weight", &[4, 5, 6])];
         let ffn = ["hidden_states", "router_weight"];
         assert_eq!(verdict(ffn_attributes(2, true), &gated, &ffn), Ok(()));
+        for is_gated in [true, false] {
+            let computed = ["hidden_states", "router_weight", "output_weight"];
+            assert_eq!(verdict(ffn_attributes(2, is_gated), &gated[..1], &computed), Ok(()), "gated: {is_gated}");
+        }
         let error = verdict(ffn_attributes(2, false), &gated, &ffn).unwrap_err();
         assert!(error.contains("`input_weight` must be [E, C, F]") && error.contains("[4, 6, 5] is needed"), "{error}");
         let cross = ["hidden_states", "key", "value", "key_mask", "query_mask", "output_weight", "router_weight"];
