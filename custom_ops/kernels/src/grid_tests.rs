@@ -183,16 +183,24 @@ fn starts_outside_are_refused() {
         let start = move || {
             let mut claims = Claims::default();
             let layout = Layout { stride: 4, columns: 3, tile_columns: 3 };
-            let grid = Grid::new(&mut data, layout, &[0, 3], &mut claims);
+            let grid = Grid::new(&mut data, layout, &[0, 3, 6], &mut claims);
             grid.tile(0).unwrap().starts(&rows, column, &mut [std::ptr::null_mut(); 2]);
         };
         std::panic::catch_unwind(start).is_err()
     };
     assert!(!refused(11, &[2, 0], 3));
-    for (len, rows, column) in [(10, [2, 0], 0), (2, [0, 0], 0), (12, [3, 0], 0), (12, [0, 1], 4)] {
+    for (len, rows, column) in [(10, [2, 0], 0), (2, [0, 0], 0), (24, [3, 0], 0), (24, [0, 1], 4)] {
         assert!(refused(len, &rows, column), "{len} {rows:?} {column}");
     }
-    assert!(refused(12, &[0, 1, 2], 0));
+    assert!(refused(24, &[0, 1, 2], 0));
+}
+
+#[test]
+#[should_panic(expected = "row past the matrix")]
+fn starts_of_columns_past_the_matrix_are_refused() {
+    let (mut data, mut claims) = ([0u8; 4], Claims::default());
+    let grid = Grid::new(&mut data, Layout { stride: 5, columns: 5, tile_columns: 3 }, &[0, 1], &mut claims);
+    grid.tile(1).unwrap().starts(&[0], 0, &mut [std::ptr::null_mut()]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A call allocates nothing once its scratch memory has grown.
+//! A call allocates nothing once its scratch memory has grown, and what that holds is counted.
 #![allow(unsafe_code, clippy::expect_used, clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -18,17 +18,21 @@ struct Counting;
 thread_local! {
     /// Those of this thread: the test harness has threads of its own.
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    /// Bytes that are allocated.
+    static HELD: Cell<usize> = const { Cell::new(0) };
 }
 
 // SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        HELD.set(HELD.get().wrapping_add(layout.size()));
         // SAFETY: passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.set(HELD.get().wrapping_sub(layout.size()));
         // SAFETY: passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -75,55 +79,83 @@ fn allocate_nothing<T: Scalar>() {
 }
 
 fn allocate_nothing_in<T: Scalar>(attention_mode: AttentionMode) {
-    for [batch, tokens, past, width, top_k, kv_heads, head] in SHAPES {
-        let columns = kv_heads * head;
-        let dims = SelfAttentionDims { batch, tokens, past, width, experts: 5, top_k, kv_heads, head };
-        let attributes = SelfAttentionAttributes {
-            top_k,
-            kv_num_heads: kv_heads,
-            causal: true,
-            scale: 0.25,
-            gate_mode: GateMode::SoftmaxTopk,
-            skip_padded_queries: true,
-            attention_mode,
+    for shape in SHAPES {
+        with_call::<T>(attention_mode, shape, |dims, query, call| {
+            let &SelfAttentionDims { width, kv_heads, head, .. } = dims;
+            let mut prepared = Prepared::default();
+            prepared.pack(Weight::Query, [5, width, kv_heads * head], kv_heads, query).unwrap();
+            assert_allocates_nothing(&mut || call(&prepared), dims);
+        });
+    }
+}
+
+/// Gives `test` a call of one of [`SHAPES`], and its weights of queries.
+fn with_call<T: Scalar>(
+    attention_mode: AttentionMode,
+    [batch, tokens, past, width, top_k, kv_heads, head]: [usize; 7],
+    test: impl FnOnce(&SelfAttentionDims, &[f32], &mut dyn FnMut(&Prepared)),
+) {
+    let columns = kv_heads * head;
+    let dims = SelfAttentionDims { batch, tokens, past, width, experts: 5, top_k, kv_heads, head };
+    let attributes = SelfAttentionAttributes {
+        top_k,
+        kv_num_heads: kv_heads,
+        causal: true,
+        scale: 0.25,
+        gate_mode: GateMode::SoftmaxTopk,
+        skip_padded_queries: true,
+        attention_mode,
+    };
+    let (hidden_states, mask) = (stored(ramp(batch * tokens * width)), vec![1; batch * (past + tokens)]);
+    let read = ramp(batch * tokens * READ);
+    let (router, query, kv, output) =
+        (ramp(READ * 5), ramp(5 * width * columns), ramp(width * 2 * columns), ramp(5 * columns * width));
+    let cache = stored(ramp(batch * kv_heads * past * head));
+    let mut present = [(); 2].map(|()| stored(vec![0.0; batch * kv_heads * (past + tokens) * head]));
+    let inputs = SelfAttentionInputs {
+        hidden_states: &hidden_states,
+        attention_mask: &mask,
+        router_weight: &router,
+        query_weight: (&query).into(),
+        kv_weight: Some((&kv).into()),
+        output_weight: (&output).into(),
+        output_bias: None,
+        capacity: None,
+        past_key: Some(&cache),
+        past_value: Some(&cache),
+        cos_cache: None,
+        sin_cache: None,
+        position_ids: None,
+        router_input: Some(&read),
+    };
+    let mut result = vec![T::default(); batch * tokens * width];
+    test(&dims, &query, &mut |prepared| {
+        let [key, value] = &mut present;
+        let mut outputs = SelfAttentionOutputs {
+            output: &mut result,
+            present_key: Some(key),
+            present_value: Some(value),
+            topk_indices: None,
+            topk_weights: None,
         };
-        let (hidden_states, mask) = (stored(ramp(batch * tokens * width)), vec![1; batch * (past + tokens)]);
-        let read = ramp(batch * tokens * READ);
-        let (router, query, kv, output) =
-            (ramp(READ * 5), ramp(5 * width * columns), ramp(width * 2 * columns), ramp(5 * columns * width));
-        let cache = stored(ramp(batch * kv_heads * past * head));
-        let mut present = [(); 2].map(|()| stored(vec![0.0; batch * kv_heads * (past + tokens) * head]));
-        let inputs = SelfAttentionInputs {
-            hidden_states: &hidden_states,
-            attention_mask: &mask,
-            router_weight: &router,
-            query_weight: (&query).into(),
-            kv_weight: Some((&kv).into()),
-            output_weight: (&output).into(),
-            output_bias: None,
-            capacity: None,
-            past_key: Some(&cache),
-            past_value: Some(&cache),
-            cos_cache: None,
-            sin_cache: None,
-            position_ids: None,
-            router_input: Some(&read),
+        prepared.self_attention(&dims, &attributes, &inputs, &mut outputs, &Sequential).unwrap();
+    });
+}
+
+/// Beside what is counted a node holds as much behind every call.
+#[test]
+fn scratch_is_counted_to_the_byte() {
+    for mode in AttentionMode::ALL {
+        let uncounted = || {
+            let prepared = Prepared::default();
+            SHAPES.map(|shape| {
+                with_call::<half::f16>(mode, shape, |_, _, call| call(&prepared));
+                HELD.get() - prepared.scratch_bytes()
+            })
         };
-        let mut prepared = Prepared::default();
-        prepared.pack(Weight::Query, [5, width, columns], kv_heads, &query).unwrap();
-        let mut result = vec![T::default(); batch * tokens * width];
-        let mut call = || {
-            let [key, value] = &mut present;
-            let mut outputs = SelfAttentionOutputs {
-                output: &mut result,
-                present_key: Some(key),
-                present_value: Some(value),
-                topk_indices: None,
-                topk_weights: None,
-            };
-            prepared.self_attention(&dims, &attributes, &inputs, &mut outputs, &Sequential).unwrap();
-        };
-        assert_allocates_nothing(&mut call, &dims);
+        uncounted();
+        let found = uncounted();
+        assert_eq!(found, [found[0]; SHAPES.len()], "{mode:?}");
     }
 }
 

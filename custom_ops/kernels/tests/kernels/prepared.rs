@@ -100,6 +100,8 @@ fn weights_of_another_shape_are_not_used() {
 fn a_weight_of_the_wrong_length_is_named() {
     let error = Prepared::default().pack(Weight::Output, [2, 3, 4], 1, &[0.0; 23]).unwrap_err();
     assert_eq!(error.to_string(), "`output_weight` must hold 24 elements, found 23");
+    let error = Prepared::default().pack(Weight::Query, [2, 3, 3], 2, &[0.0; 18]).unwrap_err();
+    assert_eq!(error.to_string(), "`query_weight` must hold 18 elements, found 12", "blocks of unequal widths");
     let mut prepared = Prepared::default();
     for (weight, name) in
         [(Weight::Query, "query_scale"), (Weight::KeyValue, "kv_scale"), (Weight::Input, "input_scale")]
