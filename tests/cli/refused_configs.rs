@@ -104,6 +104,7 @@ fn switches_without_an_export_are_unsupported() {
         ("activation_fn", json!("tanh"), "relu, gelu"),
         ("decoder_input_dim", json!(12), "decoder_input_dim"),
         ("decoder_output_dim", json!(12), "decoder_output_dim"),
+        ("encoder_embed_dim", json!(3), "sinusoidal positions of width 3"),
     ];
     for (key, value, named) in cases {
         refused(key, &value, 4, &["ck/config.json: not supported", named, "help: where the weights"]);
