@@ -216,8 +216,8 @@ fn of_shape(b: &mut Builder, matrix: &Value, other: &Value, axes: [i64; 2]) -> V
     with_shape(b, matrix, &shape)
 }
 
-/// `matrix`, where a runtime finds that its shape is `shape`. It would spread a mask, or positions, of one row or column
-/// over all of them; no other shape has as many elements and can be spread over that one.
+/// `matrix`, where a runtime finds that its shape is `shape`. It would spread a mask, or positions, of one row or
+/// column over all of them; no other shape has as many elements and can be spread over that one.
 fn with_shape(b: &mut Builder, matrix: &Value, shape: &Value) -> Value {
     let shaped = b.op("Reshape", &[matrix, shape], []);
     b.op("Max", &[matrix, &shaped], [])
