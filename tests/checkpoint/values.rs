@@ -18,10 +18,14 @@ fn tensor(dtype: &str, shape: &str, data: &[u8]) -> (Weight, TempDir) {
 /// A 16-bit float.
 struct Half {
     dtype: &'static str,
+    float: FloatType,
     exponent_bits: u32,
 }
 
-const HALVES: [Half; 2] = [Half { dtype: "F16", exponent_bits: 5 }, Half { dtype: "BF16", exponent_bits: 8 }];
+const HALVES: [Half; 2] = [
+    Half { dtype: "F16", float: FloatType::F16, exponent_bits: 5 },
+    Half { dtype: "BF16", float: FloatType::Bf16, exponent_bits: 8 },
+];
 
 impl Half {
     fn exponent(&self, bits: u16) -> i32 {
@@ -74,6 +78,8 @@ fn every_other_half_is_refused() {
         let (weight, _folder) = half.tensor(&patterns);
         assert_non_finite(weight.to_f32(), patterns.len(), 0);
         assert_non_finite(weight.to_f64(), patterns.len(), 0);
+        let copied = weight.read_runs(Runs::one(0, patterns.len()), half.float, &mut Vec::new());
+        assert_non_finite(copied, patterns.len(), 0);
         let all: Vec<_> = (0..=u16::MAX).collect();
         let (weight, _folder) = half.tensor(&all);
         assert_non_finite(weight.to_f32(), patterns.len(), patterns[0].into());
