@@ -414,6 +414,9 @@ mod tests {
         fs::write(folder.path().join("file"), b"").unwrap();
         let cache = Cache::new(folder.path().join("file").join("engines"));
         assert!(matches!(cache.keep(b"plan", &lock(b"plan")), Err(CacheError::Write(_))));
+        let long = PlanLock { key: "k".repeat(300), ..lock(b"plan") };
+        let kept = Cache::new(folder.path().to_owned()).keep(b"plan", &long);
+        assert!(matches!(kept, Err(CacheError::Write(_))), "no file system has such names: {kept:?}");
         match cache.find("key") {
             Ok(Cached::Damaged(why)) => assert!(why.starts_with(cache.folder().to_str().unwrap())),
             Ok(Cached::Nothing) if cfg!(windows) => {}
