@@ -227,3 +227,44 @@ fn check(graph: &OnnxFile, names: &Names) -> Result<(), String> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_those_of_the_first_file_that_has_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let pad = || Configs::read(folder.path()).unwrap().token_ids("pad_token_id").unwrap();
+        assert_eq!(pad(), None);
+        for (name, text, expected) in [
+            (CONFIG, r#"{"pad_token_id": 7}"#, 7),
+            (GENERATION_CONFIG, "{}", 7),
+            (GENERATION_CONFIG, r#"{"pad_token_id": 6}"#, 6),
+            (GENAI_CONFIG, r#"{"model": {"decoder": {}}}"#, 6),
+            (GENAI_CONFIG, r#"{"model": {"pad_token_id": 5, "decoder": {}}}"#, 5),
+        ] {
+            fs::write(folder.path().join(name), text).unwrap();
+            assert_eq!(pad(), Some(vec![expected]), "{name}: {text}");
+        }
+    }
+
+    #[test]
+    fn folders_of_translators_are_none_of_language_models() {
+        let folder = tempfile::tempdir().unwrap();
+        let holds = || holds_causal_lm(folder.path());
+        assert!(!holds());
+        for name in [graph_file(MODEL), GENAI_CONFIG.to_owned()] {
+            fs::write(folder.path().join(&name), "").unwrap();
+            assert!(holds(), "{name}");
+            for of_translators in [graph_file(ENCODER), TRANSLATION_CONFIG.to_owned()] {
+                fs::write(folder.path().join(&of_translators), "").unwrap();
+                assert!(!holds(), "{name} beside {of_translators}");
+                fs::remove_file(folder.path().join(of_translators)).unwrap();
+            }
+            fs::remove_file(folder.path().join(name)).unwrap();
+        }
+    }
+}

@@ -273,6 +273,18 @@ fn types_that_are_not_kept_are_refused_by_name() {
 }
 
 #[test]
+fn outputs_that_are_missing_are_named() {
+    for (file, name) in
+        [("encoder_model.onnx", "present.1.encoder.value"), ("decoder_model.onnx", "present.1.decoder.value")]
+    {
+        let error = refused(|out| {
+            edit(&out.join(file), |model| model.graph.as_mut().unwrap().output.retain(|output| output.name != name));
+        });
+        assert!(error.to_string().ends_with(&format!("{file}: there is no output `{name}`")), "{error}");
+    }
+}
+
+#[test]
 fn another_version_of_the_operators_is_refused() {
     let error = refused(|out| {
         edit(&out.join("decoder_model.onnx"), |model| {
