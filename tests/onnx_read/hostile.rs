@@ -108,6 +108,16 @@ fn functions_may_call_each_other_sixty_four_deep() {
     assert_eq!(error.kind(), Limit, "{error}");
     assert!(error.to_string().contains("function `F0` begins a chain of 65 calls"), "{error}");
     assert_eq!(read(&chain(20_000)).expect_err("20000 calls").kind(), Limit);
+
+    let callees_first = |depth: usize| {
+        let mut model = chain(depth);
+        model.functions.reverse();
+        read(&model)
+    };
+    callees_first(64).expect("64 calls, callees first");
+    let error = callees_first(65).expect_err("65 calls, callees first");
+    assert!(error.to_string().contains("function `F0` begins a chain of 65 calls"), "{error}");
+    assert_eq!(callees_first(20_000).expect_err("20000 calls, callees first").kind(), Limit);
 }
 
 /// `indices` as the rows of a table of `rows` positions, found by counting ones behind `nodes`.
@@ -134,6 +144,14 @@ fn names_hold_no_control_characters() {
             let default = AttributeProto { r#type: AttributeType::Graph as i32, ..default };
             m.functions[0].attribute_proto.push(default);
         }),
+        case(Unsupported, "the graph `a\\n`", |m| {
+            let inner = GraphProto { name: "a\n".into(), ..graph(vec![], vec![], vec![], vec![]) };
+            with_attribute(m, AttributeProto { g: Some(inner), ..attribute(AttributeType::Graph) });
+        }),
+        case(Unsupported, "the value `x\\n`", |m| {
+            graph_of(m).value_info.push(value("x\n", DataType::Float, &["a"]));
+        }),
+        case(Unsupported, "the metadata key `a\\nb`", |m| m.metadata_props.push(entry("a\nb", ""))),
         case(Unsupported, WHY, |m| m.metadata_props.push(entry("moa.form", "fused\nverified"))),
     ]);
     let mut model = valid();
@@ -185,6 +203,21 @@ fn the_standard_domain_has_two_spellings() {
     graph_of(&mut spelled).node.iter_mut().for_each(|node| node.domain = "ai.onnx".into());
     assert_eq!(read(&spelled).unwrap(), plain, "one spelling is left");
     assert_eq!(positions(&spelled), [8]);
+
+    // Functions, what they import, and graphs in attributes.
+    let of = |domain: &str| {
+        let mut model = valid();
+        model.opset_import.push(import(domain, 18));
+        let function = &mut model.functions[0];
+        function.opset_import[0].domain = domain.into();
+        function.node[0].domain = domain.into();
+        let twice = support_onnx::function(domain, "Twice", &["a"], &["b"], function.node.clone());
+        model.functions.push(twice);
+        let inner = graph(vec![node_of(domain, "Neg", &["x"], &["b"])], vec![], vec![], vec![]);
+        with_attribute(&mut model, AttributeProto { g: Some(inner), ..attribute(AttributeType::Graph) });
+        model
+    };
+    assert_eq!(read(&of("ai.onnx")).unwrap(), of(""), "one spelling is left");
 }
 
 /// Nodes of the operators that lookups follow, each reading values that stand before it.

@@ -95,6 +95,16 @@ fn with_attribute(model: &mut ModelProto, attribute: AttributeProto) {
 }
 
 #[test]
+fn lists_of_attributes_may_be_empty() {
+    use AttributeType::{Floats, Graphs, Ints, Strings, Tensors};
+    for kind in [Floats, Ints, Strings, Tensors, Graphs] {
+        let mut model = valid();
+        with_attribute(&mut model, attribute(kind));
+        assert_eq!(read(&model).unwrap(), model, "{kind:?}");
+    }
+}
+
+#[test]
 fn a_valid_model_is_read_whole() {
     let folder = tempfile::tempdir().unwrap();
     let file = read_model(&write(folder.path(), &valid())).unwrap();
