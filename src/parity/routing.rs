@@ -253,6 +253,15 @@ mod tests {
     }
 
     #[test]
+    fn weights_belong_to_experts_and_not_to_places() {
+        let chosen = |indices: &[i64]| module(&[0.7, 0.0, 0.3], indices)["m"].clone();
+        for [found, expected] in [[[2, 0], [0, 2]], [[0, 2], [2, 0]]] {
+            let distance = weights_distance(&chosen(&found).choices, &chosen(&expected));
+            assert_eq!(distance.to_bits(), 0.0_f64.to_bits(), "{found:?} beside {expected:?}");
+        }
+    }
+
+    #[test]
     fn a_near_tie_is_explained_and_counted() {
         let comparison = compare(&[0, 2], &[0.5, 0.250_001, 0.249_999]);
         assert_eq!((comparison.equal, comparison.ties), (0, 1));

@@ -173,3 +173,51 @@ fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
     }
     Some(a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len())))
 }
+
+#[cfg(test)]
+mod tests {
+    use moa_graphs::{FloatType, SyntheticTensors, TensorDirectory, graph::WeightExpr};
+    use prost::Message;
+
+    use super::*;
+    use crate::onnx::{
+        proto::{ModelProto, OperatorSetIdProto, ValueInfoProto},
+        read_model,
+    };
+
+    /// 25 MB, which no block holds.
+    const ELEMENTS: usize = 25 << 18;
+
+    #[test]
+    fn constants_of_several_blocks_are_compared_to_their_ends() {
+        let weight = SyntheticTensors::random("made up", 1).make("w", &[ELEMENTS]).unwrap();
+        let bytes: Vec<u8> = weight.to_f32().unwrap().iter().flat_map(|value| value.to_le_bytes()).collect();
+        let data = Data::Weight(WeightExpr::Stored(weight), FloatType::F32);
+        let folder = tempfile::tempdir().unwrap();
+        let found = |bytes: Vec<u8>| {
+            let weight = TensorProto {
+                name: "w".into(),
+                dims: vec![i64::try_from(ELEMENTS).unwrap()],
+                data_type: DataType::Float as i32,
+                raw_data: Some(bytes.into()),
+                ..TensorProto::default()
+            };
+            let graph = GraphProto {
+                initializer: vec![weight.clone()],
+                output: vec![ValueInfoProto::tensor("w", DataType::Float, None)],
+                ..GraphProto::default()
+            };
+            let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 18 }];
+            let model = ModelProto { ir_version: 9, opset_import, graph: Some(graph), ..ModelProto::default() };
+            let path = folder.path().join("m.onnx");
+            std::fs::write(&path, model.encode_to_vec()).unwrap();
+            difference(&read_model(&path).unwrap(), &weight, &data, &mut AuditBuffers::default()).unwrap()
+        };
+        assert_eq!(found(bytes.clone()), None);
+        for index in [3, bytes.len() - 1] {
+            let mut changed = bytes.clone();
+            changed[index] ^= 1;
+            assert_eq!(found(changed), Some(index));
+        }
+    }
+}
