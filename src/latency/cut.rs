@@ -218,6 +218,7 @@ mod tests {
     use super::*;
     use crate::onnx::{
         proto::{AttributeProto, ModelProto, OperatorSetIdProto},
+        read::Dim,
         read_model,
     };
 
@@ -271,6 +272,31 @@ mod tests {
         };
         let opset_import = vec![import("", 18), import(DOMAIN, 1)];
         ModelProto { ir_version: 9, opset_import, graph: Some(graph), ..ModelProto::default() }
+    }
+
+    #[test]
+    fn tokens_are_those_of_the_source_in_an_encoder_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.onnx");
+        let axes = |names: [&str; 2]| Some(names.map(|name| dimension::Value::DimParam(name.into())).into());
+        for (inputs, expected) in
+            [([SOURCE, SEQUENCE], SEQUENCE), ([SEQUENCE, SOURCE], SEQUENCE), ([SOURCE; 2], SOURCE)]
+        {
+            let mut model = model([DataType::Float; 3], vec![node("Identity", &["x"], "h")]);
+            let graph = model.graph.as_mut().unwrap();
+            graph.input.clear();
+            for (name, axis) in ["x", "mask"].into_iter().zip(inputs) {
+                graph.input.push(ValueInfoProto::tensor(name, DataType::Float, axes([BATCH, axis])));
+            }
+            std::fs::write(&path, model.encode_to_vec()).unwrap();
+            let cut = cut_operators(&read_model(&path).unwrap()).unwrap();
+            let dims = cut[0].file.inputs()[0].dims.clone().unwrap();
+            assert_eq!(
+                dims,
+                [Dim::Symbolic(BATCH.into()), Dim::Symbolic(expected.into()), Dim::Fixed(2)],
+                "{inputs:?}"
+            );
+        }
     }
 
     #[test]

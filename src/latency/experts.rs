@@ -98,8 +98,8 @@ mod tests {
             part: String::new(),
             module: String::new(),
             point: Sizes::new(),
-            tokens,
-            counts,
+            tokens: 4,
+            counts: vec![4, 0, 4, 0],
         };
         assert!((load.imbalance() - 2.0).abs() < 1e-12);
     }

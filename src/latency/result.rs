@@ -315,7 +315,25 @@ pub(crate) fn sample() -> BenchResult {
 
 #[cfg(test)]
 mod tests {
-    use super::sorted;
+    use super::{ParityRow, Verdict, sample, sorted};
+
+    #[test]
+    fn a_row_has_the_worst_verdict_on_its_own_subject() {
+        let mut result = sample();
+        let [first, second] = [0, 1].map(|row| result.rows[row].clone());
+        let failed = |fault: &str| Verdict::Failed { fault: fault.into() };
+        let elsewhere = [("batch".to_owned(), 9)].into();
+        result.parity = [
+            (&first, None, Verdict::Verified),
+            (&second, Some(second.point.clone()), failed("b")),
+            (&second, None, Verdict::Yardstick),
+            (&first, Some(elsewhere), failed("a")),
+        ]
+        .map(|(row, point, verdict)| ParityRow { subject: row.subject.clone(), point, verdict })
+        .into();
+        assert_eq!(result.parity_of(&first), Some(&Verdict::Verified));
+        assert_eq!(result.parity_of(&second), Some(&failed("b")));
+    }
 
     #[test]
     fn layers_stand_by_their_numbers_and_those_of_no_layer_last() {

@@ -266,6 +266,22 @@ mod tests {
         }
     }
 
+    /// The logits are the state itself here, so that only those of wanted experts may move.
+    #[test]
+    fn random_states_are_moved_as_little_as_a_choice_takes() {
+        let router = Router { width: 3, experts: 3, weight: vec![1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0] };
+        let wanted: Vec<Vec<usize>> = (0..12).map(|token| vec![token % 3]).collect();
+        let (states, mut random) = (router.steer(&wanted, &mut Random::new(7)).unwrap(), Random::new(7));
+        for (state, wanted) in states.chunks(3).zip(&wanted) {
+            let mut expected = [(); 3].map(|()| 1.7 * f64::from(random.unit()));
+            let (expert, spread) = (wanted[0], spread(&expected));
+            expected[expert] = f64::NEG_INFINITY;
+            expected[expert] = spread + expected.into_iter().fold(f64::NEG_INFINITY, f64::max);
+            let fits = state.iter().zip(expected).all(|(found, expected)| (f64::from(*found) - expected).abs() < 1e-6);
+            assert!(fits, "{state:?} instead of {expected:?}");
+        }
+    }
+
     #[test]
     fn columns_that_depend_on_each_other_are_refused() {
         let router = Router { width: 3, experts: 2, weight: vec![1.0, 2.0, 1.0, 2.0, 1.0, 2.0] };
