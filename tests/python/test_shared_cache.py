@@ -213,8 +213,8 @@ class SharedCache(unittest.TestCase):
             command = [sys.executable, str(SCRIPT), str(folder), "--max-new", "1", "5"]
 
             def started():
-                settings = {**os.environ, "PYTHONPATH": place}
-                return subprocess.run(command, capture_output=True, text=True, env=settings)
+                places = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
+                return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": places})
 
             package = pathlib.Path(place) / "moa_export.py"
             package.write_text("raise ImportError")
