@@ -1,6 +1,6 @@
 //! Which runs prove a model of each family.
 
-use moa_graphs::model::{Attention, CausalLm, EncoderDecoder, MaskedLm, MoaLayer};
+use moa_graphs::model::{Attention, CausalLm, Embedding, EncoderDecoder, MoaLayer};
 
 use crate::{
     random::Random,
@@ -30,14 +30,6 @@ pub(super) enum JourneyError {
     Contract(String),
 }
 
-pub(super) fn masked_lm(model: &MaskedLm, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
-    check.report.left_out = left_out(&model.encoder.embedding);
-    for tokens in token_cases(&model.encoder.embedding, &mut Random::new(seed)) {
-        check.check_case(&tokens.name, &tokens.inputs()?)?;
-    }
-    Ok(())
-}
-
 pub(super) fn layer(layer: &MoaLayer, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
     for (name, inputs) in layer_cases(layer, &mut Random::new(seed))? {
         check.check_case(&name, &inputs)?;
@@ -45,9 +37,10 @@ pub(super) fn layer(layer: &MoaLayer, check: &mut GraphCheck<'_>, seed: u64) -> 
     Ok(())
 }
 
-pub(super) fn encoder(model: &EncoderDecoder, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
-    check.report.left_out = left_out(&model.encoder.embedding);
-    for tokens in token_cases(&model.encoder.embedding, &mut Random::new(seed)) {
+/// Whole rows of tokens: an encoder, or a masked language model.
+pub(super) fn encoder(embedding: &Embedding, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
+    check.report.left_out = left_out(embedding);
+    for tokens in token_cases(embedding, &mut Random::new(seed)) {
         check.check_case(&tokens.name, &tokens.inputs()?)?;
     }
     Ok(())
