@@ -382,7 +382,7 @@ impl From<&WeightError> for ErrorKind {
     }
 }
 
-/// What to do about an adapter beside the weights `base`, where there are such.
+/// What to do about a folder without a checkpoint, which holds `meant` in its place.
 fn help_without_model(is_export: bool, meant: Option<&str>) -> String {
     match meant {
         _ if is_export => "an exported model is no checkpoint: give the folder or file that was trained".into(),
@@ -391,6 +391,7 @@ fn help_without_model(is_export: bool, meant: Option<&str>) -> String {
     }
 }
 
+/// What to do about an adapter beside the weights `base`, where there are such.
 fn help_with_adapter(description: &str, base: Option<&str>) -> String {
     let merge = "merge it into its base model with PEFT's `merge_and_unload()`, save that";
     match base {
