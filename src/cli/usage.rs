@@ -102,9 +102,11 @@ pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
         ));
     }
     let command = named_command();
-    let help = help_of_json(&error).or_else(|| similar(&error)).or_else(|| option_for(command.trim_start(), &error));
-    let help = help.or_else(|| missing(&error));
-    let help = help.unwrap_or_else(|| format!("run `moa-export{command} --help`"));
+    let help = help_of_json(&error)
+        .or_else(|| similar(&error))
+        .or_else(|| option_for(command.trim_start(), &error))
+        .or_else(|| missing(&error))
+        .unwrap_or_else(|| format!("run `moa-export{command} --help`"));
     Err(Failure::usage(in_words(error), Some(&help)))
 }
 

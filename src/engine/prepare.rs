@@ -185,10 +185,7 @@ fn wrong(node: &NodeProto, why: impl Into<String>) -> PrepareError {
 
 /// The operator of a node.
 fn operator_of(node: &NodeProto) -> Result<&'static Operator, PrepareError> {
-    let Some(operator) = read::operator_of(node) else {
-        return Err(wrong(node, format!("{DOMAIN} has no operator {}", node.op_type)));
-    };
-    Ok(operator)
+    read::operator_of(node).ok_or_else(|| wrong(node, format!("{DOMAIN} has no operator {}", node.op_type)))
 }
 
 /// Closes the gaps of the inputs, and writes what the plugin is told.

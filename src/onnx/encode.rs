@@ -148,7 +148,8 @@ fn encode_dims(shape: &[usize]) -> Vec<i64> {
     shape.iter().map(|dim| *dim as i64).collect()
 }
 
-const fn data_type(dtype: DType) -> DataType {
+/// The element type of ONNX.
+pub(crate) const fn data_type(dtype: DType) -> DataType {
     match dtype {
         DType::Float32 => DataType::Float,
         DType::Int4 => DataType::Int4,

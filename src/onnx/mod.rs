@@ -8,6 +8,7 @@ mod proto_values;
 pub mod read;
 mod write;
 
+pub(crate) use encode::data_type;
 pub use encode::{DataFile, EncodeError, INLINE_LIMIT, encode, structure, weight_bytes};
 pub use encoded::Encoded;
 pub use inline::InlineError;

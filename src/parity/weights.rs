@@ -8,7 +8,7 @@ use moa_graphs::graph::{Attribute, Buffers, Data, Graph, Initializer, turned_nam
 
 use super::Watch;
 use crate::onnx::{
-    OnnxFile, ReadError,
+    OnnxFile, ReadError, data_type,
     proto::{GraphProto, NodeProto, TensorProto, tensor_proto::DataType},
 };
 
@@ -101,12 +101,12 @@ impl WeightAudit {
         let name = expected.name.as_str();
         self.tensors += 1;
         let shape: Vec<_> = expected.shape().into_iter().map(|dim| i64::try_from(dim).unwrap_or(i64::MAX)).collect();
-        let [found, wanted] = [i64::from(tensor.data_type), expected.dtype().onnx_number()];
+        let wanted = data_type(expected.dtype());
         if tensor.dims != shape {
             self.fault(format!("constant \"{name}\" has shape {:?}, the checkpoint gives {shape:?}", tensor.dims));
-        } else if found != wanted {
-            let name_of = |number| i32::try_from(number).ok().and_then(|number| DataType::try_from(number).ok());
-            let [found, wanted] = [found, wanted].map(|number| name_of(number).unwrap_or_default().type_name());
+        } else if tensor.data_type != wanted as i32 {
+            let found = DataType::try_from(tensor.data_type).unwrap_or_default();
+            let [found, wanted] = [found, wanted].map(DataType::type_name);
             self.fault(format!("constant \"{name}\" holds {found}, the checkpoint gives {wanted}"));
         } else if let Some(index) = difference(file, tensor, &expected.data, buffers)? {
             self.fault(format!("constant \"{name}\" differs from the checkpoint from byte {index} on"));
