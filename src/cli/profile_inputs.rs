@@ -5,6 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moa_schema::interface::{
+    ATTENTION_MASK, DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, ENCODER_ATTENTION_MASK, INPUT_IDS,
+};
+
 use super::{
     Failure, note_of_unknown,
     profile_args::{InputFormat, ProfileArguments},
@@ -60,7 +64,7 @@ pub(super) fn batches<'a>(
             batches.push((path.as_path(), with_masks(tensors, pad)?));
             continue;
         }
-        if !profiler.inputs().iter().any(|input| input.name == "input_ids") {
+        if !profiler.inputs().iter().any(|input| input.name == INPUT_IDS) {
             let message = format!("{}: the model takes no token ids", arguments.model.display());
             return Err(Failure::usage(message, Some("give --inputs FILE.safetensors with its named inputs")));
         }
@@ -87,7 +91,7 @@ pub(super) fn batches<'a>(
 
 /// Adds masks that a file leaves out where the vocabulary says what padding is.
 fn with_masks(mut tensors: NamedTensors, vocabulary: Option<&Vocabulary>) -> Result<NamedTensors, Failure> {
-    for (ids, mask) in [("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")] {
+    for (ids, mask) in [(INPUT_IDS, ATTENTION_MASK), (DECODER_INPUT_IDS, DECODER_ATTENTION_MASK)] {
         let Some((_, ids)) = vocabulary.zip(tensors.get(ids)) else { continue };
         if tensors.contains_key(mask) {
             continue;
@@ -149,7 +153,7 @@ fn of_text<'a>(
         let message = format!("{} is text, and {} {what}", path.display(), arguments.model.display());
         Failure::usage(message, Some(help))
     };
-    if profiler.inputs().iter().any(|input| input.name == "encoder_attention_mask") {
+    if profiler.inputs().iter().any(|input| input.name == ENCODER_ATTENTION_MASK) {
         return Err(refused("is half a model", "profile the folder, whose encoder reads the text"));
     }
     let help = "give token ids with --format ids, named tensors in a .safetensors file, or a translation folder";
@@ -275,10 +279,10 @@ fn batched(lines: Vec<Line>, most: usize, pairs: bool) -> Result<Vec<NamedTensor
                 batch.insert(ids_name.into(), Tensor::new([chunk.len(), length], TensorData::I64(ids))?);
                 Ok::<_, TensorShapeError>(())
             };
-            add(["input_ids", "attention_mask"], first, chunk.iter().flat_map(|line| &line.0).copied().collect())?;
+            add([INPUT_IDS, ATTENTION_MASK], first, chunk.iter().flat_map(|line| &line.0).copied().collect())?;
             if pairs {
                 let ids = chunk.iter().flat_map(|line| &line.1).copied().collect();
-                add(["decoder_input_ids", "decoder_attention_mask"], second, ids)?;
+                add([DECODER_INPUT_IDS, DECODER_ATTENTION_MASK], second, ids)?;
             }
             batches.push(batch);
         }

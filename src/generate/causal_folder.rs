@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use moa_schema::interface::{ANY_LAYER, ATTENTION_MASK, Cache, INPUT_IDS, LOGITS, POSITION_IDS};
+
 use super::GenerateError;
-use super::graphs::{cache_sizes, check_logits};
+use super::graphs::{cache_sizes, check_logits, no_caches};
 use crate::{
     file_names::{CONFIG, ENCODER, GENAI_CONFIG, GENERATION_CONFIG, MODEL, graph_file},
     files::stays_below,
@@ -145,12 +147,12 @@ impl CausalFolder {
             let name = configs.name("inputs", key, key)?;
             Ok(Some(name).filter(|name| inputs.iter().any(|input| input.name == *name)))
         };
-        let ids = optional("input_ids")?.ok_or_else(|| refused("there is no input `input_ids`".into()))?;
+        let ids = optional(INPUT_IDS)?.ok_or_else(|| refused(format!("there is no input `{INPUT_IDS}`")))?;
         let names = Names {
             ids,
-            mask: optional("attention_mask")?,
-            positions: optional("position_ids")?,
-            logits: configs.name("outputs", "logits", "logits")?,
+            mask: optional(ATTENTION_MASK)?,
+            positions: optional(POSITION_IDS)?,
+            logits: configs.name("outputs", LOGITS, LOGITS)?,
             past,
             present,
         };
@@ -184,15 +186,14 @@ fn caches(
     inputs: &[ValueInfo],
     refused: &impl Fn(String) -> GenerateError,
 ) -> Result<LayerCaches, GenerateError> {
-    let parts = ["key", "value"];
-    let pattern = |section: &str, start: &str| -> Result<Vec<String>, TextError> {
-        let side = if section == "inputs" { "past" } else { "present" };
-        let one = |part| configs.name(section, &format!("{side}_{part}_names"), &format!("{start}.%d.{part}"));
-        parts.into_iter().map(one).collect()
+    let any = Cache::of_layer(ANY_LAYER);
+    let patterns = |section: &str, keys: [&str; 2], ours: [String; 2]| -> Result<Vec<String>, TextError> {
+        keys.iter().zip(ours).map(|(key, ours)| configs.name(section, key, &ours)).collect()
     };
-    let (past, present) = (pattern("inputs", "past_key_values")?, pattern("outputs", "present")?);
+    let past = patterns("inputs", ["past_key_names", "past_value_names"], any.past())?;
+    let present = patterns("outputs", ["present_key_names", "present_value_names"], any.present())?;
     let layer = |patterns: &[String], index: usize| -> Vec<String> {
-        patterns.iter().map(|pattern| pattern.replacen("%d", &index.to_string(), 1)).collect()
+        patterns.iter().map(|pattern| pattern.replacen(ANY_LAYER, &index.to_string(), 1)).collect()
     };
     let mut found = LayerCaches::default();
     while let Some(input) = inputs.iter().find(|input| input.name == layer(&past, found.sizes.len())[0]) {
@@ -201,11 +202,11 @@ fn caches(
         found.present.extend(layer(&present, found.sizes.len()));
         found.sizes.push(sizes);
         if found.sizes.len() > inputs.len() {
-            return Err(refused(format!("{GENAI_CONFIG} names caches without their layer, %d")));
+            return Err(refused(format!("{GENAI_CONFIG} names caches without their layer, {ANY_LAYER}")));
         }
     }
     if found.sizes.is_empty() {
-        return Err(refused(format!("there is no input `{}`: no decoder with caches", layer(&past, 0)[0])));
+        return Err(refused(no_caches(&layer(&past, 0)[0])));
     }
     Ok(found)
 }

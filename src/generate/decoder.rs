@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use moa_schema::interface::{ATTENTION_MASK, ENCODER_ATTENTION_MASK, INPUT_IDS};
+
 use super::{
     GenerateError,
     caches::{CacheLayout, Caches},
@@ -77,7 +79,7 @@ impl<'a> CachedDecoder<'a> {
     }
 
     fn bind_memory(&mut self) -> Result<(), BackendError> {
-        self.session.bind("encoder_attention_mask", &self.memory.mask)?;
+        self.session.bind(ENCODER_ATTENTION_MASK, &self.memory.mask)?;
         for (name, cache) in self.names.cross.iter().zip(&self.memory.caches) {
             self.session.bind(name, cache)?;
         }
@@ -103,7 +105,7 @@ impl<'a> CachedDecoder<'a> {
         let rows = tokens.len();
         self.length += 1;
         let mask = self.session.integers(&[rows, self.length], vec![1; rows * self.length])?;
-        self.session.bind("attention_mask", &mask)?;
+        self.session.bind(ATTENTION_MASK, &mask)?;
         self.own.bind(self.session, &self.names.own, 1)?;
         match (&mut self.ids, &mut self.logits) {
             (Some(ids), Some(logits)) if self.rows == rows => {
@@ -114,7 +116,7 @@ impl<'a> CachedDecoder<'a> {
             }
             _ => {
                 let ids = self.ids.insert(self.session.integers(&[rows, 1], tokens.to_vec())?);
-                self.session.bind("input_ids", ids)?;
+                self.session.bind(INPUT_IDS, ids)?;
                 self.rows = rows;
             }
         }

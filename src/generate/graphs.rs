@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use moa_schema::interface::{ATTENTION_MASK, Cache, ENCODER_ATTENTION_MASK, INPUT_IDS, LOGITS};
+
 use super::GenerateError;
 use crate::{
     file_names::{DECODER, ENCODER, graph_file},
@@ -46,14 +48,14 @@ impl Graphs {
         let at_decoder = |what: String| (decoder.path().to_owned(), what);
         let mut caches = Vec::new();
         let inputs = decoder.inputs();
-        let of_layer = |layer| inputs.iter().find(|input| input.name == format!("past_key_values.{layer}.decoder.key"));
+        let of_layer = |layer| inputs.iter().find(|input| input.name == Cache::of_decoder(layer).past()[0]);
         while let Some(input) = of_layer(caches.len()) {
             caches.push(cache_sizes(input).map_err(at_decoder)?);
         }
         if caches.is_empty() {
-            return Err(at_decoder("there is no input `past_key_values.0.decoder.key`: no decoder with caches".into()));
+            return Err(at_decoder(no_caches(&Cache::of_decoder(0).past()[0])));
         }
-        let vocabulary = check_logits(&decoder, "logits").map_err(at_decoder)?;
+        let vocabulary = check_logits(&decoder, LOGITS).map_err(at_decoder)?;
         let layers = caches.len();
         check_names(&encoder, layers, &ENCODER_INPUTS, false).map_err(|what| (encoder.path().to_owned(), what))?;
         check_names(&decoder, layers, &DECODER_INPUTS, true).map_err(at_decoder)?;
@@ -74,13 +76,17 @@ fn check_export(encoder: &OnnxFile, decoder: &OnnxFile) -> Result<(), GenerateEr
     }
 }
 
-const ENCODER_INPUTS: [&str; 2] = ["input_ids", "attention_mask"];
-const DECODER_INPUTS: [&str; 3] = ["input_ids", "attention_mask", "encoder_attention_mask"];
+const ENCODER_INPUTS: [&str; 2] = [INPUT_IDS, ATTENTION_MASK];
+const DECODER_INPUTS: [&str; 3] = [INPUT_IDS, ATTENTION_MASK, ENCODER_ATTENTION_MASK];
 
-/// `{start}.{layer}.{side}.key` and `.value`, layer by layer.
-pub(super) fn cache_names(start: &str, side: &str, layers: usize) -> Vec<String> {
-    let names = |layer| ["key", "value"].map(|part| format!("{start}.{layer}.{side}.{part}"));
-    (0..layers).flat_map(names).collect()
+/// Names of keys and values, layer by layer.
+pub(super) fn names_of(caches: impl Iterator<Item = Cache>, names: fn(&Cache) -> [String; 2]) -> Vec<String> {
+    caches.flat_map(|cache| names(&cache)).collect()
+}
+
+/// What is said of a graph without the input of the first layer's keys.
+pub(super) fn no_caches(first: &str) -> String {
+    format!("there is no input `{first}`: no decoder with caches")
 }
 
 /// Heads and their width of an input that holds a cache.
@@ -111,10 +117,11 @@ pub(super) fn check_logits(graph: &OnnxFile, name: &str) -> Result<Option<usize>
 fn check_names(file: &OnnxFile, layers: usize, own: &[&str], decoder: bool) -> Result<(), String> {
     let mut inputs: Vec<String> = own.iter().map(|name| (*name).to_owned()).collect();
     let outputs = if decoder {
-        inputs.extend(["decoder", "encoder"].into_iter().flat_map(|side| cache_names("past_key_values", side, layers)));
-        cache_names("present", "decoder", layers)
+        let caches = (0..layers).map(Cache::of_decoder).chain((0..layers).map(Cache::of_encoder));
+        inputs.extend(names_of(caches, Cache::past));
+        names_of((0..layers).map(Cache::of_decoder), Cache::present)
     } else {
-        cache_names("present", "encoder", layers)
+        names_of((0..layers).map(Cache::of_encoder), Cache::present)
     };
     let found: Vec<_> = file.inputs().into_iter().map(|value| value.name).collect();
     if let Some(name) = inputs.iter().find(|name| !found.contains(name)) {

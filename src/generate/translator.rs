@@ -7,11 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use moa_schema::interface::{ATTENTION_MASK, Cache, INPUT_IDS, LOGITS};
+
 use super::{
     Finish, GenerateError, Profile, SearchOptions,
     caches::CacheLayout,
     decoder::{CacheNames, CachedDecoder, Memory, StepTimes},
-    graphs::{Graphs, cache_names},
+    graphs::{Graphs, names_of},
     profile::by_operator,
     search::{Finished, SearchError, Symbols, search},
 };
@@ -112,15 +114,15 @@ impl Translator {
             OrtSession::load(model, outputs, options.operators, options.runtime.clone(), profile)
         };
         let layers = graphs.layers;
-        let encoder = load(&graphs.encoder, cache_names("present", "encoder", layers), None)?;
-        let present = cache_names("present", "decoder", layers);
-        let outputs = [vec!["logits".to_owned()], present.clone()].concat();
+        let encoder = load(&graphs.encoder, names_of((0..layers).map(Cache::of_encoder), Cache::present), None)?;
+        let present = names_of((0..layers).map(Cache::of_decoder), Cache::present);
+        let outputs = [vec![LOGITS.to_owned()], present.clone()].concat();
         let place = recording.as_ref().map(OrtTrace::place);
         let decoder = load(&graphs.decoder, outputs, place.as_deref())?;
-        let past = cache_names("past_key_values", "decoder", layers);
+        let past = names_of((0..layers).map(Cache::of_decoder), Cache::past);
         let names = CacheNames {
             own: CacheLayout::new(&graphs.decoder, options.operators, past, present, &graphs.caches),
-            cross: cache_names("past_key_values", "encoder", layers),
+            cross: names_of((0..layers).map(Cache::of_encoder), Cache::past),
         };
         Ok(Self {
             config,
@@ -263,8 +265,8 @@ impl Translator {
         let shape = [batch.len(), length];
         let ids = self.encoder.integers(&shape, ids)?;
         let mask = self.encoder.integers(&shape, mask)?;
-        self.encoder.bind("input_ids", &ids)?;
-        self.encoder.bind("attention_mask", &mask)?;
+        self.encoder.bind(INPUT_IDS, &ids)?;
+        self.encoder.bind(ATTENTION_MASK, &mask)?;
         Ok(Memory { mask, caches: self.encoder.run()? })
     }
 

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moa_schema::interface::{LOGITS, is_own_past};
+
 use super::{
     cost::{Cost, Lengths},
     graph_cost::{self, Told},
@@ -204,7 +206,7 @@ pub fn inspect_graphs(files: &[OnnxFile], lengths: Lengths) -> GraphInspection {
 /// Symbols that the output called `logits` has scores for, after those of an encoder that has others.
 fn vocabulary(files: &[OnnxFile]) -> Vec<u64> {
     let mut outputs = files.iter().flat_map(OnnxFile::outputs);
-    let logits = outputs.find(|output| output.name == "logits").and_then(|logits| logits.dims?.pop());
+    let logits = outputs.find(|output| output.name == LOGITS).and_then(|logits| logits.dims?.pop());
     let Some(Dim::Fixed(target)) = logits else { return Vec::new() };
     let target = target as u64;
     let encoder = files.iter().find(|file| file.metadata(metadata::PART) == Some(ENCODER));
@@ -217,7 +219,7 @@ fn vocabulary(files: &[OnnxFile]) -> Vec<u64> {
 /// Fixed dimensions of every past of self-attention, of which one token of a row adds one line.
 fn cache_bytes_per_token(files: &[OnnxFile]) -> Option<u64> {
     let inputs = files.iter().flat_map(OnnxFile::inputs);
-    let pasts = inputs.filter(|input| input.name.starts_with("past_key_values.") && !input.name.contains(".encoder."));
+    let pasts = inputs.filter(|input| is_own_past(&input.name));
     let bytes = pasts.map(|past| {
         let fixed = past.dims.iter().flatten().filter_map(|dim| match dim {
             Dim::Fixed(size) => Some(*size as u64),

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, TryReserveError};
 
+use moa_schema::interface::POSITION_IDS;
+
 use super::LatencyError;
 use crate::{
     onnx::{
@@ -265,7 +267,7 @@ fn values(
             return filled(count, |_| half::f16::from_f32(float())).map(TensorData::F16).map_err(no_room);
         }
         DataType::Int64 | DataType::Int32 if input.name.ends_with("mask") => filled(count, |_| 1),
-        DataType::Int64 | DataType::Int32 if input.name == "position_ids" => {
+        DataType::Int64 | DataType::Int32 if input.name == POSITION_IDS => {
             let past = point.get(PAST).copied().unwrap_or(0);
             let length = shape.last().copied().unwrap_or(1).max(1);
             filled(count, |index| (past + index % length) as i64)

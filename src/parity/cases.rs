@@ -5,6 +5,7 @@ use moa_graphs::{
     WeightError,
     model::{Attention, CausalLm, Embedding, MoaLayer},
 };
+use moa_schema::interface::{ATTENTION_MASK, INPUT_IDS, MEMORY, QUERY, QUERY_ATTENTION_MASK};
 
 use crate::{
     random::Random,
@@ -70,7 +71,7 @@ impl Tokens {
     ///
     /// Never for tokens made by this module.
     pub(super) fn inputs(&self) -> Result<NamedTensors, TensorShapeError> {
-        [("input_ids", &self.ids), ("attention_mask", &self.mask)]
+        [(INPUT_IDS, &self.ids), (ATTENTION_MASK, &self.mask)]
             .into_iter()
             .map(|(name, values)| Ok((name.to_owned(), ints([self.batch, self.length], values.clone())?)))
             .collect()
@@ -364,18 +365,17 @@ fn layer_inputs(
 ) -> Result<NamedTensors, TensorShapeError> {
     let mut inputs = NamedTensors::new();
     let query = Tensor::new([batch, tokens, layer.attention.width], TensorData::F32(query))?;
-    inputs.insert("query".into(), query);
+    inputs.insert(QUERY.into(), query);
     let query_mask = ints([batch, tokens], mask_rows(random, [batch, tokens], padding))?;
     if !layer.cross_attention {
-        inputs.insert("attention_mask".into(), query_mask);
+        inputs.insert(ATTENTION_MASK.into(), query_mask);
         return Ok(inputs);
     }
     let memory = random_rows(random, batch * sources * layer.attention.source_width);
-    inputs
-        .insert("memory".into(), Tensor::new([batch, sources, layer.attention.source_width], TensorData::F32(memory))?);
+    inputs.insert(MEMORY.into(), Tensor::new([batch, sources, layer.attention.source_width], TensorData::F32(memory))?);
     let key_padding = if padding == Padding::WholeRow { Padding::None } else { padding };
-    inputs.insert("attention_mask".into(), ints([batch, sources], mask_rows(random, [batch, sources], key_padding))?);
-    inputs.insert("query_attention_mask".into(), query_mask);
+    inputs.insert(ATTENTION_MASK.into(), ints([batch, sources], mask_rows(random, [batch, sources], key_padding))?);
+    inputs.insert(QUERY_ATTENTION_MASK.into(), query_mask);
     Ok(inputs)
 }
 

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use moa_schema::{FloatType, RoutingPart};
+use moa_schema::{FloatType, RoutingPart, interface::LOGITS};
 use serde::{Serialize, Serializer};
 
 use crate::{
@@ -24,9 +24,6 @@ use super::{
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
     spread::Spread,
 };
-
-/// Name of the output of scores, whose second dimension is 1 where only the last position has any.
-pub(super) const LOGITS: &str = "logits";
 
 /// Rows that a cache has beyond those that are filled, where it is updated in place.
 const ROOM: usize = 5;

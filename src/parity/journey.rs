@@ -1,6 +1,7 @@
 //! Which runs prove a model of each family.
 
 use moa_graphs::model::{Attention, CausalLm, Embedding, EncoderDecoder, MoaLayer};
+use moa_schema::interface::{ATTENTION_MASK, Cache, ENCODER_ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, past_of};
 
 use crate::{
     random::Random,
@@ -124,15 +125,15 @@ fn causal_inputs(
 ) -> Result<NamedTensors, JourneyError> {
     let (batch, end) = (tokens.batch, range.end);
     let mut inputs = NamedTensors::new();
-    inputs.insert("input_ids".into(), columns(tokens, &tokens.ids, range.clone())?);
-    inputs.insert("attention_mask".into(), columns(tokens, &tokens.mask, 0..end)?);
+    inputs.insert(INPUT_IDS.into(), columns(tokens, &tokens.ids, range.clone())?);
+    inputs.insert(ATTENTION_MASK.into(), columns(tokens, &tokens.mask, 0..end)?);
     if model.max_positions().is_some() {
         let rows = tokens.mask.chunks(tokens.length);
         let positions = rows.flat_map(|row| range.clone().map(move |column| numbering.position(row, column)));
-        inputs.insert("position_ids".into(), ints([batch, range.len()], positions.collect())?);
+        inputs.insert(POSITION_IDS.into(), ints([batch, range.len()], positions.collect())?);
     }
     for (index, layer) in model.layers.iter().enumerate() {
-        insert_past(&mut inputs, &layer.attention, batch, &format!("{index}."), past)?;
+        insert_past(&mut inputs, &layer.attention, batch, &Cache::of_layer(index), past)?;
     }
     Ok(inputs)
 }
@@ -144,21 +145,20 @@ fn columns(tokens: &Tokens, values: &[i64], range: std::ops::Range<usize>) -> Re
     ints([tokens.batch, width], rows)
 }
 
-/// Keys and values of one layer: the step before's `present.{infix}…`, or none.
+/// Keys and values of one layer: what the step before gave, or none.
 fn insert_past(
     inputs: &mut NamedTensors,
     attention: &Attention,
     batch: usize,
-    infix: &str,
+    cache: &Cache,
     past: Option<&NamedTensors>,
 ) -> Result<(), JourneyError> {
-    for part in ["key", "value"] {
-        let name = format!("present.{infix}{part}");
-        let cache = match past {
-            Some(past) => past.get(&name).cloned().ok_or_else(|| JourneyError::Contract(name.clone()))?,
+    for (present, name) in cache.present().into_iter().zip(cache.past()) {
+        let values = match past {
+            Some(past) => past.get(&present).cloned().ok_or(JourneyError::Contract(present))?,
             None => Tensor::new([batch, attention.kv_num_heads, 0, attention.head_size], TensorData::F32(Vec::new()))?,
         };
-        inputs.insert(format!("past_key_values.{infix}{part}"), cache);
+        inputs.insert(name, values);
     }
     Ok(())
 }
@@ -192,9 +192,9 @@ fn encode(encoder: &mut GraphCheck<'_>, source: &Tokens) -> Result<NamedTensors,
     let mut memory: NamedTensors = encoder
         .run(&source.inputs()?)?
         .into_iter()
-        .filter_map(|(name, value)| Some((format!("past_key_values.{}", name.strip_prefix("present.")?), value)))
+        .filter_map(|(name, value)| Some((past_of(&name)?, value)))
         .collect();
-    memory.insert("encoder_attention_mask".into(), ints([source.batch, source.length], source.mask.clone())?);
+    memory.insert(ENCODER_ATTENTION_MASK.into(), ints([source.batch, source.length], source.mask.clone())?);
     Ok(memory)
 }
 
@@ -207,10 +207,10 @@ fn decoder_inputs(
     past: Option<&NamedTensors>,
 ) -> Result<NamedTensors, JourneyError> {
     let mut inputs = memory.clone();
-    inputs.insert("input_ids".into(), columns(target, &target.ids, range.clone())?);
-    inputs.insert("attention_mask".into(), columns(target, &target.mask, 0..range.end)?);
+    inputs.insert(INPUT_IDS.into(), columns(target, &target.ids, range.clone())?);
+    inputs.insert(ATTENTION_MASK.into(), columns(target, &target.mask, 0..range.end)?);
     for (index, layer) in model.decoder.layers.iter().enumerate() {
-        insert_past(&mut inputs, &layer.self_attention, target.batch, &format!("{index}.decoder."), past)?;
+        insert_past(&mut inputs, &layer.self_attention, target.batch, &Cache::of_decoder(index), past)?;
     }
     Ok(inputs)
 }
@@ -239,10 +239,10 @@ fn decode_in_steps(
 
 /// The logits of all steps, `[batch, positions, vocabulary]`.
 fn join_logits(runs: &[Run], batch: usize) -> Result<Tensor, JourneyError> {
-    let contract = || JourneyError::Contract("logits".into());
+    let contract = || JourneyError::Contract(LOGITS.into());
     let steps = runs
         .iter()
-        .map(|run| run.outputs.get("logits").and_then(|logits| Some((logits.shape().to_vec(), logits.as_f32()?))))
+        .map(|run| run.outputs.get(LOGITS).and_then(|logits| Some((logits.shape().to_vec(), logits.as_f32()?))))
         .collect::<Option<Vec<_>>>()
         .ok_or_else(contract)?;
     let vocabulary = steps.first().and_then(|(shape, _)| shape.last()).copied().ok_or_else(contract)?;

@@ -2,12 +2,14 @@
 //!
 //! It judges nothing. A graph may compute its rounded weights to the last digit and be another model.
 
+use moa_schema::interface::{ATTENTION_MASK, LOGITS, is_own_past, past_of};
+
 use crate::{
     reference::{Evaluation, ModuleRouting},
     tensor::{NamedTensors, Tensor},
 };
 
-use super::{compare::distance, graph_check::LOGITS};
+use super::compare::distance;
 
 /// A model of rounded weights beside the same model of the checkpoint's own, both evaluated in f64, in runs without
 /// cached tokens, on the inputs of a verification, which are random. Padding does not count where the inputs have a
@@ -38,8 +40,7 @@ pub struct RoundingCost {
 
 /// Whether a case begins without cached tokens.
 pub(super) fn is_fresh(inputs: &NamedTensors) -> bool {
-    let caches = |name: &str| name.starts_with("past_key_values.") && !name.contains(".encoder.");
-    inputs.iter().all(|(name, tensor)| !caches(name) || tensor.shape().contains(&0))
+    inputs.iter().all(|(name, tensor)| !is_own_past(name) || tensor.shape().contains(&0))
 }
 
 impl RoundingCost {
@@ -55,7 +56,7 @@ impl RoundingCost {
                 self.add_module(inputs, rounded, trained);
             }
         }
-        for (name, trained) in trained.outputs.iter().filter(|(name, _)| !name.starts_with("present")) {
+        for (name, trained) in trained.outputs.iter().filter(|(name, _)| past_of(name).is_none()) {
             if let Some(rounded) = rounded.outputs.get(name) {
                 self.add_output(inputs, rounded, trained, name == LOGITS);
             }
@@ -99,7 +100,7 @@ impl RoundingCost {
 
 /// Whether token `place` of `tokens`, `[batch, tokens]`, is no padding, as far as a mask of that shape tells.
 fn is_real(inputs: &NamedTensors, tokens: &[usize], place: usize) -> bool {
-    let mask = inputs.get("attention_mask").filter(|mask| mask.shape() == tokens);
+    let mask = inputs.get(ATTENTION_MASK).filter(|mask| mask.shape() == tokens);
     mask.and_then(Tensor::as_i64).and_then(|mask| mask.get(place)).is_none_or(|mask| *mask != 0)
 }
 

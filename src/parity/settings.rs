@@ -1,9 +1,9 @@
 //! How an export was written: what its files say, and what their graphs show where they say nothing.
 
 use moa_graphs::{Form, Precision};
-use moa_schema::{AccuracyLevel, DOMAIN, GateMode};
+use moa_schema::{AccuracyLevel, DOMAIN, GateMode, interface::LOGITS};
 
-use super::{VerifyError, graph_check::LOGITS, routing::is_routing_output};
+use super::{VerifyError, routing::is_routing_output};
 use crate::{
     file_names::{DECODER, ENCODER, MODEL},
     metadata,

@@ -2,6 +2,11 @@
 
 use std::path::Path;
 
+use moa_schema::interface::{
+    ATTENTION_MASK, DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, ENCODER_ATTENTION_MASK, INPUT_IDS, POSITION_IDS,
+    QUERY_ATTENTION_MASK, is_past, past_of,
+};
+
 use super::{
     PmiOptions, Profile, ProfileError,
     instrument::{Router, instrument},
@@ -20,8 +25,7 @@ use crate::{
 };
 
 /// Names of the decoder's inputs in what [`Profiler::add`] takes for an encoder and decoder.
-const DECODER_INPUTS: [[&str; 2]; 2] =
-    [["decoder_input_ids", "input_ids"], ["decoder_attention_mask", "attention_mask"]];
+const DECODER_INPUTS: [[&str; 2]; 2] = [[DECODER_INPUT_IDS, INPUT_IDS], [DECODER_ATTENTION_MASK, ATTENTION_MASK]];
 
 /// A loaded model and what its routers did so far.
 pub struct Profiler {
@@ -97,12 +101,8 @@ impl Profiler {
                 for [ours, theirs] in DECODER_INPUTS {
                     of_decoder.insert(theirs.into(), required(inputs, ours)?.clone());
                 }
-                of_decoder.insert("encoder_attention_mask".into(), required(inputs, "attention_mask")?.clone());
-                for (name, tensor) in outputs {
-                    if let Some(rest) = name.strip_prefix("present.") {
-                        of_decoder.insert(format!("past_key_values.{rest}"), tensor);
-                    }
-                }
+                of_decoder.insert(ENCODER_ATTENTION_MASK.into(), required(inputs, ATTENTION_MASK)?.clone());
+                of_decoder.extend(outputs.into_iter().filter_map(|(name, cache)| Some((past_of(&name)?, cache))));
                 decoder.add(of_decoder).map(drop)
             }
             graphs => graphs.iter_mut().try_for_each(|graph| graph.add(inputs.clone()).map(drop)),
@@ -136,7 +136,7 @@ impl Graph {
         Ok(Self {
             name: file.name(),
             inputs: file.inputs(),
-            symbols: file.looked_up_rows().get("input_ids").and_then(|rows| usize::try_from(*rows).ok()),
+            symbols: file.looked_up_rows().get(INPUT_IDS).and_then(|rows| usize::try_from(*rows).ok()),
             runner: backend.load(&file)?,
             routers: routers.into_iter().map(|router| (router, Tally::default())).collect(),
         })
@@ -145,7 +145,7 @@ impl Graph {
     fn add(&mut self, mut inputs: NamedTensors) -> Result<NamedTensors, ProfileError> {
         self.complete(&mut inputs)?;
         let outputs = self.runner.run(&inputs)?;
-        let ids = inputs.get("input_ids").and_then(Tensor::as_i64);
+        let ids = inputs.get(INPUT_IDS).and_then(Tensor::as_i64);
         for (router, tally) in &mut self.routers {
             let fault = |output: &str, what: String| ProfileError::Output {
                 output: output.into(),
@@ -176,17 +176,17 @@ impl Graph {
 
     /// Adds empty caches and counted positions where they are left out.
     fn complete(&self, inputs: &mut NamedTensors) -> Result<(), ProfileError> {
-        let batch = inputs.get("input_ids").and_then(|ids| ids.shape().first().copied());
+        let batch = inputs.get(INPUT_IDS).and_then(|ids| ids.shape().first().copied());
         for input in &self.inputs {
             if inputs.contains_key(&input.name) {
                 continue;
             }
-            if input.name == "position_ids" {
-                let (mask, ids) = (required(inputs, "attention_mask")?, required(inputs, "input_ids")?);
+            if input.name == POSITION_IDS {
+                let (mask, ids) = (required(inputs, ATTENTION_MASK)?, required(inputs, INPUT_IDS)?);
                 let positions = positions(mask, ids)?;
                 inputs.insert(input.name.clone(), positions);
             } else if let Some((batch, dims)) = batch.zip(input.dims.as_deref())
-                && input.name.starts_with("past_key_values.")
+                && is_past(&input.name)
                 && let [_, Dim::Fixed(heads), _, Dim::Fixed(width)] = dims
             {
                 let empty = match input.data_type {
@@ -206,7 +206,7 @@ fn required<'a>(inputs: &'a NamedTensors, name: &str) -> Result<&'a Tensor, Prof
 
 /// Number of real tokens before each of the tokens `ids`, 0 at padding.
 fn positions(mask: &Tensor, ids: &Tensor) -> Result<Tensor, ProfileError> {
-    let what = |what: &str| ProfileError::Input { input: "attention_mask".into(), what: what.into() };
+    let what = |what: &str| ProfileError::Input { input: ATTENTION_MASK.into(), what: what.into() };
     let (&[batch, all], &[_, tokens]) = (mask.shape(), ids.shape()) else {
         return Err(what("expected [batch, tokens]"));
     };
@@ -226,8 +226,8 @@ fn positions(mask: &Tensor, ids: &Tensor) -> Result<Tensor, ProfileError> {
 
 /// Which of the routed tokens are no padding: the last columns of the mask of queries.
 fn real_tokens(inputs: &NamedTensors, batch: usize, tokens: usize) -> Result<Vec<bool>, ProfileError> {
-    let name = ["query_attention_mask", "attention_mask"].into_iter().find(|name| inputs.contains_key(*name));
-    let name = name.unwrap_or("attention_mask");
+    let name = [QUERY_ATTENTION_MASK, ATTENTION_MASK].into_iter().find(|name| inputs.contains_key(*name));
+    let name = name.unwrap_or(ATTENTION_MASK);
     let mask = required(inputs, name)?;
     let misfit = || ProfileError::Input {
         input: name.into(),

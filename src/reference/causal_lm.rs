@@ -1,6 +1,7 @@
 //! Decoder-only language models.
 
 use moa_graphs::{WeightError, model};
+use moa_schema::interface::{ATTENTION_MASK, Cache, INPUT_IDS, LOGITS, POSITION_IDS};
 
 use super::{
     ReferenceError,
@@ -63,8 +64,8 @@ impl CausalLm {
 
     /// `logits`, `[B, T, V]`, and the keys and values of every layer, past included.
     pub(super) fn run(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
-        let ids = inputs.token_ids("input_ids")?;
-        let all = inputs.mask("attention_mask", ids.batch, Dim::AtLeast(ids.tokens))?;
+        let ids = inputs.token_ids(INPUT_IDS)?;
+        let all = inputs.mask(ATTENTION_MASK, ids.batch, Dim::AtLeast(ids.tokens))?;
         let new = all.last(ids.tokens);
         let positions = self.max_positions.map(|rows| positions(inputs, [ids.batch, ids.tokens], rows)).transpose()?;
         let positions = positions.as_ref();
@@ -81,24 +82,24 @@ impl CausalLm {
         let mut outputs = NamedTensors::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let shape = layer.attention.cache_shape(ids.batch, all.tokens - ids.tokens);
-            let past = key_values(inputs, &format!("past_key_values.{index}"), shape)?;
+            let past = key_values(inputs, &Cache::of_layer(index), shape)?;
             let normed = layer.attention_norm.run(&x);
             let present = past.followed_by(&layer.attention.keys_values_at(&normed, positions));
             let attended = layer.attention.run_at(&normed, &new, positions, &present, &all, tape)?;
             x = x.plus(&attended);
             let added = layer.feed_forward.run(&layer.feed_forward_norm.run(&x), tape)?;
             x = x.plus(&added);
-            insert_key_values(&mut outputs, &format!("present.{index}"), present)?;
+            insert_key_values(&mut outputs, &Cache::of_layer(index), present)?;
         }
         let logits = self.output.map_head(&self.norm.run(&x));
-        outputs.insert("logits".into(), logits.into_tensor()?);
+        outputs.insert(LOGITS.into(), logits.into_tensor()?);
         Ok(outputs)
     }
 }
 
 /// Positions `[B, T]`, each below `rows`.
 fn positions(inputs: Inputs<'_>, shape: [usize; 2], rows: usize) -> Result<Positions, ReferenceError> {
-    let ids = inputs.integer_matrix("position_ids", shape)?;
+    let ids = inputs.integer_matrix(POSITION_IDS, shape)?;
     let mut positions = Vec::with_capacity(ids.len());
     for (index, id) in ids.iter().enumerate() {
         let position = usize::try_from(*id).unwrap_or(usize::MAX);

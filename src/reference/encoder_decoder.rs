@@ -1,6 +1,7 @@
 //! The encoder–decoder, as two parts.
 
 use moa_graphs::{WeightError, model};
+use moa_schema::interface::{ATTENTION_MASK, Cache, ENCODER_ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, LOGITS};
 
 use super::{
     ReferenceError,
@@ -118,15 +119,15 @@ impl EncoderDecoder {
 
     /// `last_hidden_state`, `[B, S, C]`, and the keys and values of every decoder layer's cross-attention.
     pub(super) fn encode(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
-        let ids = inputs.token_ids("input_ids")?;
-        let mask = inputs.mask("attention_mask", ids.batch, Dim::Is(ids.tokens))?;
+        let ids = inputs.token_ids(INPUT_IDS)?;
+        let mask = inputs.mask(ATTENTION_MASK, ids.batch, Dim::Is(ids.tokens))?;
         let x = self.encoder.run(ids, &mask, tape)?;
         let mut outputs = NamedTensors::new();
         for (index, layer) in self.decoder.layers.iter().enumerate() {
             let present = layer.cross_attention.keys_values(&x);
-            insert_key_values(&mut outputs, &format!("present.{index}.encoder"), present)?;
+            insert_key_values(&mut outputs, &Cache::of_encoder(index), present)?;
         }
-        outputs.insert("last_hidden_state".into(), x.into_tensor()?);
+        outputs.insert(LAST_HIDDEN_STATE.into(), x.into_tensor()?);
         Ok(outputs)
     }
 
@@ -147,27 +148,27 @@ impl Decoder {
     }
 
     fn run(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
-        let ids = inputs.token_ids("input_ids")?;
-        let all = inputs.mask("attention_mask", ids.batch, Dim::AtLeast(ids.tokens))?;
-        let source = inputs.mask("encoder_attention_mask", ids.batch, Dim::Any("source"))?;
+        let ids = inputs.token_ids(INPUT_IDS)?;
+        let all = inputs.mask(ATTENTION_MASK, ids.batch, Dim::AtLeast(ids.tokens))?;
+        let source = inputs.mask(ENCODER_ATTENTION_MASK, ids.batch, Dim::Any("source"))?;
         let mut x = self.embedding.run(ids, &all)?;
         let masks = DecoderMasks { new: all.last(ids.tokens), all, source };
         let mut outputs = NamedTensors::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let past_tokens = masks.all.tokens - ids.tokens;
             let shape = layer.self_attention.cache_shape(ids.batch, past_tokens);
-            let past = key_values(inputs, &format!("past_key_values.{index}.decoder"), shape)?;
+            let past = key_values(inputs, &Cache::of_decoder(index), shape)?;
             let shape = layer.cross_attention.cache_shape(ids.batch, masks.source.tokens);
-            let source = key_values(inputs, &format!("past_key_values.{index}.encoder"), shape)?;
+            let source = key_values(inputs, &Cache::of_encoder(index), shape)?;
             let present;
             (x, present) = layer.run(x, &masks, &past, &source, tape)?;
-            insert_key_values(&mut outputs, &format!("present.{index}.decoder"), present)?;
+            insert_key_values(&mut outputs, &Cache::of_decoder(index), present)?;
         }
         if let Some(norm) = &self.norm {
             x = norm.run(&x);
         }
         let logits = self.output.map_head(&x);
-        outputs.insert("logits".into(), logits.into_tensor()?);
+        outputs.insert(LOGITS.into(), logits.into_tensor()?);
         Ok(outputs)
     }
 }
@@ -208,18 +209,18 @@ impl DecoderLayer {
     }
 }
 
-pub(super) fn key_values(inputs: Inputs<'_>, name: &str, shape: [usize; 4]) -> Result<KeyValues, ReferenceError> {
-    let key = inputs.heads(&format!("{name}.key"), shape)?;
-    let value = inputs.heads(&format!("{name}.value"), shape)?;
-    Ok(KeyValues { key, value })
+pub(super) fn key_values(inputs: Inputs<'_>, cache: &Cache, shape: [usize; 4]) -> Result<KeyValues, ReferenceError> {
+    let [key, value] = cache.past();
+    Ok(KeyValues { key: inputs.heads(&key, shape)?, value: inputs.heads(&value, shape)? })
 }
 
 pub(super) fn insert_key_values(
     outputs: &mut NamedTensors,
-    name: &str,
+    cache: &Cache,
     present: KeyValues,
 ) -> Result<(), ReferenceError> {
-    outputs.insert(format!("{name}.key"), present.key.into_tensor()?);
-    outputs.insert(format!("{name}.value"), present.value.into_tensor()?);
+    let [key, value] = cache.present();
+    outputs.insert(key, present.key.into_tensor()?);
+    outputs.insert(value, present.value.into_tensor()?);
     Ok(())
 }

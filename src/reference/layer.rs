@@ -1,6 +1,7 @@
 //! One layer by itself.
 
 use moa_graphs::{WeightError, model};
+use moa_schema::interface::{ATTENTION_MASK, MEMORY, OUTPUT, QUERY, QUERY_ATTENTION_MASK};
 
 use super::{
     ReferenceError,
@@ -30,16 +31,16 @@ impl MoaLayer {
 
     /// `output`, `[B, T, C]`.
     pub(super) fn run(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
-        let query = inputs.sequence("query", Dim::Any("batch"), self.attention.width())?;
+        let query = inputs.sequence(QUERY, Dim::Any("batch"), self.attention.width())?;
         let output = if self.cross_attention {
-            let memory = inputs.sequence("memory", Dim::Is(query.batch), self.source_width)?;
-            let keys = inputs.mask("attention_mask", query.batch, Dim::Is(memory.tokens))?;
-            let queries = inputs.mask("query_attention_mask", query.batch, Dim::Is(query.tokens))?;
+            let memory = inputs.sequence(MEMORY, Dim::Is(query.batch), self.source_width)?;
+            let keys = inputs.mask(ATTENTION_MASK, query.batch, Dim::Is(memory.tokens))?;
+            let queries = inputs.mask(QUERY_ATTENTION_MASK, query.batch, Dim::Is(query.tokens))?;
             self.attention.run(&query, &queries, &self.attention.keys_values(&memory), &keys, tape)?
         } else {
-            let mask = inputs.mask("attention_mask", query.batch, Dim::Is(query.tokens))?;
+            let mask = inputs.mask(ATTENTION_MASK, query.batch, Dim::Is(query.tokens))?;
             self.attention.run(&query, &mask, &self.attention.keys_values(&query), &mask, tape)?
         };
-        Ok(NamedTensors::from([("output".into(), output.into_tensor()?)]))
+        Ok(NamedTensors::from([(OUTPUT.into(), output.into_tensor()?)]))
     }
 }

@@ -1,7 +1,10 @@
 //! The masked language model.
 
 use moa_graphs::{WeightError, model};
-use moa_schema::Activation;
+use moa_schema::{
+    Activation,
+    interface::{ATTENTION_MASK, INPUT_IDS, LOGITS},
+};
 
 use super::{
     ReferenceError,
@@ -43,8 +46,8 @@ impl MaskedLm {
 
     /// `logits`, `[B, T, V]`.
     pub(super) fn run(&self, inputs: Inputs<'_>, tape: &mut Tape<'_>) -> Result<NamedTensors, ReferenceError> {
-        let ids = inputs.token_ids("input_ids")?;
-        let mask = inputs.mask("attention_mask", ids.batch, Dim::Is(ids.tokens))?;
+        let ids = inputs.token_ids(INPUT_IDS)?;
+        let mask = inputs.mask(ATTENTION_MASK, ids.batch, Dim::Is(ids.tokens))?;
         let x = self.encoder.run(ids, &mask, tape)?;
         let mut dense = self.dense.apply(x.sums(), &x.rows());
         dense.iter_mut().flatten().for_each(|h| *h = activate(self.activation, *h));
@@ -55,6 +58,6 @@ impl MaskedLm {
             add_scaled(x.sums(), &mut logits, 1.0, &self.bias);
             logits
         });
-        Ok(NamedTensors::from([("logits".into(), logits.into_tensor()?)]))
+        Ok(NamedTensors::from([(LOGITS.into(), logits.into_tensor()?)]))
     }
 }

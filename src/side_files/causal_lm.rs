@@ -8,6 +8,7 @@ use moa_graphs::{
     families::{Config, model_types},
     model::{Attention, CausalLm},
 };
+use moa_schema::interface::{ANY_LAYER, ATTENTION_MASK, Cache, INPUT_IDS, LOGITS, POSITION_IDS};
 use serde_json::{Map, Value, json};
 
 use super::{LARGEST, SideFile, SideFileOptions, file_in, library_name};
@@ -157,24 +158,26 @@ impl CausalLmFiles<'_> {
         if with_library {
             session.insert("custom_ops_library".into(), library_name().into());
         }
+        let cache = Cache::of_layer(ANY_LAYER);
+        let ([past_key, past_value], [present_key, present_value]) = (cache.past(), cache.present());
         let mut decoder = json!({
             "session_options": session,
             "filename": self.graph,
             "num_hidden_layers": self.model.layers.len(),
             "inputs": {
-                "input_ids": "input_ids",
-                "attention_mask": "attention_mask",
-                "past_key_names": "past_key_values.%d.key",
-                "past_value_names": "past_key_values.%d.value",
+                "input_ids": INPUT_IDS,
+                "attention_mask": ATTENTION_MASK,
+                "past_key_names": past_key,
+                "past_value_names": past_value,
             },
             "outputs": {
-                "logits": "logits",
-                "present_key_names": "present.%d.key",
-                "present_value_names": "present.%d.value",
+                "logits": LOGITS,
+                "present_key_names": present_key,
+                "present_value_names": present_value,
             },
         });
         if self.model.max_positions().is_some() {
-            decoder["inputs"]["position_ids"] = "position_ids".into();
+            decoder["inputs"]["position_ids"] = POSITION_IDS.into();
         }
         if let Some(attention) = self.attention() {
             decoder["hidden_size"] = attention.width.into();

@@ -2,7 +2,7 @@
 //!
 //! The exporter, the CPU kernels, the ONNX Runtime library and the TensorRT plugin all read names,
 //! attributes, parameter order and shape rules from here. Keys of attributes stand in code that writes or reads
-//! them too, and tests hold those to the tables here.
+//! them too, and tests hold those to the tables here. [`interface`] has the names of whole models.
 //!
 //! # Symbols
 //!
@@ -59,6 +59,7 @@
 //! ([`SelfAttentionDims::new`]), and the bodies of standard operators end with an error.
 
 mod attributes;
+pub mod interface;
 mod operator;
 mod output_shape;
 mod panic;

@@ -1,5 +1,7 @@
 //! Embedding, normalisation, feed-forward and encoder stack, shared by the families.
 
+use moa_schema::interface::{ATTENTION_MASK, INPUT_IDS};
+
 use super::{BATCH, LowerAttention, LowerError, Lowering};
 use crate::{
     bodies::activation,
@@ -217,8 +219,8 @@ impl Lowering {
     /// The encoder's `input_ids` and `attention_mask`, and its output `[B, sequence, C]`.
     pub(super) fn encoder<A: LowerAttention>(&mut self, encoder: &Encoder<A>) -> Result<Value, LowerError> {
         let shape = [Dim::from(BATCH), Dim::from(self.tokens)];
-        let ids = self.b.input("input_ids", DType::Int64, &shape);
-        let [mask, mask_int32] = self.mask_input("attention_mask", &shape);
+        let ids = self.b.input(INPUT_IDS, DType::Int64, &shape);
+        let [mask, mask_int32] = self.mask_input(ATTENTION_MASK, &shape);
         let mut x = self.embed(&encoder.embedding, &Tokens { ids: &ids, mask: &mask, past: None });
         for layer in &encoder.layers {
             x = self.encoder_layer(layer, &x, &mask_int32)?;

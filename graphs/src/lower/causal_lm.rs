@@ -3,6 +3,8 @@
 //! `input_ids`, `attention_mask`, `position_ids` where a layer rotates by it, `past_key_values.{i}.key|value` →
 //! `logits`, `present.{i}.key|value`. On request `logits` holds the last position only, `[B, 1, V]`.
 
+use moa_schema::interface::{ATTENTION_MASK, Cache, INPUT_IDS, POSITION_IDS};
+
 use super::{
     BATCH, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, cache_shape, operator::SelfAttentionOutput,
 };
@@ -17,10 +19,10 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
     let [batch, sequence, past] = [BATCH, SEQUENCE, PAST].map(Dim::from);
     let total = Dim::Symbolic(format!("{PAST} + {SEQUENCE}"));
     let token_shape = [batch.clone(), sequence.clone()];
-    let ids = l.b.input("input_ids", DType::Int64, &token_shape);
-    let [_, mask] = l.mask_input("attention_mask", &[batch.clone(), total.clone()]);
+    let ids = l.b.input(INPUT_IDS, DType::Int64, &token_shape);
+    let [_, mask] = l.mask_input(ATTENTION_MASK, &[batch.clone(), total.clone()]);
     let has_positions = model.max_positions().is_some();
-    let positions = has_positions.then(|| l.b.input("position_ids", DType::Int64, &token_shape));
+    let positions = has_positions.then(|| l.b.input(POSITION_IDS, DType::Int64, &token_shape));
     let floats = l.b.activations();
     let caches: Vec<_> = model
         .layers
@@ -28,7 +30,7 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
         .enumerate()
         .map(|(index, layer)| {
             let shape = cache_shape(&layer.attention, past.clone());
-            ["key", "value"].map(|part| l.b.input(&format!("past_key_values.{index}.{part}"), floats, &shape))
+            Cache::of_layer(index).past().map(|name| l.b.input(&name, floats, &shape))
         })
         .collect();
     let mut x = l.token_rows(&model.tokens, &ids);
@@ -50,8 +52,8 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
     l.logits(&logits, &[batch, predicted, Dim::from(model.output.shape()[0])]);
     for (index, (layer, present)) in model.layers.iter().zip(&present).enumerate() {
         let shape = cache_shape(&layer.attention, total.clone());
-        for (part, value) in ["key", "value"].into_iter().zip(present) {
-            l.b.output(value, &format!("present.{index}.{part}"), floats, &shape);
+        for (name, value) in Cache::of_layer(index).present().iter().zip(present) {
+            l.b.output(value, name, floats, &shape);
         }
     }
     Ok(vec![l.finish(stem::MODEL)])

@@ -3,6 +3,8 @@
 //! `encoder_model`: `input_ids`, `attention_mask` → `last_hidden_state`, and the keys and values of every
 //! decoder layer's cross-attention. `decoder_model`: prefill and single steps in one graph, `P >= 0`.
 
+use moa_schema::interface::{ATTENTION_MASK, Cache, ENCODER_ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE};
+
 use super::{
     BATCH, LowerAttention, LowerError, Lowering, NamedGraph, Options, PAST, SEQUENCE, SOURCE, block::Tokens,
     cache_shape, operator::SelfAttentionOutput,
@@ -25,15 +27,15 @@ fn lower_encoder<A: LowerAttention>(model: &EncoderDecoder<A>, options: Options)
     let hidden = l.encoder(&model.encoder)?;
     let shape = [Dim::from(BATCH), Dim::from(SOURCE), Dim::from(model.encoder.embedding.width())];
     let floats = l.b.activations();
-    l.b.output(&hidden, "last_hidden_state", floats, &shape);
-    let hidden = l.b.named("last_hidden_state");
+    l.b.output(&hidden, LAST_HIDDEN_STATE, floats, &shape);
+    let hidden = l.b.named(LAST_HIDDEN_STATE);
     for (index, layer) in model.decoder.layers.iter().enumerate() {
         let attention = &layer.cross_attention;
         l.b.set_prefix(attention.prefix());
         let shape = cache_shape(attention, SOURCE.into());
         let keys_and_values = attention.keys_and_values(&mut l, &hidden);
-        for (part, value) in ["key", "value"].into_iter().zip(&keys_and_values) {
-            l.b.output(value, &format!("present.{index}.encoder.{part}"), floats, &shape);
+        for (name, value) in Cache::of_encoder(index).present().iter().zip(&keys_and_values) {
+            l.b.output(value, name, floats, &shape);
         }
     }
     Ok(l.finish(stem::ENCODER))
@@ -43,16 +45,16 @@ fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> R
     let mut l = Lowering::new(options, SEQUENCE);
     let [batch, sequence, source, past] = [BATCH, SEQUENCE, SOURCE, PAST].map(Dim::from);
     let total = Dim::Symbolic(format!("{PAST} + {SEQUENCE}"));
-    let ids = l.b.input("input_ids", DType::Int64, &[batch.clone(), sequence.clone()]);
-    let [mask, mask_int32] = l.mask_input("attention_mask", &[batch.clone(), total.clone()]);
-    let [_, source_mask] = l.mask_input("encoder_attention_mask", &[batch.clone(), source.clone()]);
+    let ids = l.b.input(INPUT_IDS, DType::Int64, &[batch.clone(), sequence.clone()]);
+    let [mask, mask_int32] = l.mask_input(ATTENTION_MASK, &[batch.clone(), total.clone()]);
+    let [_, source_mask] = l.mask_input(ENCODER_ATTENTION_MASK, &[batch.clone(), source.clone()]);
     let caches: Vec<_> = decoder
         .layers
         .iter()
         .enumerate()
         .map(|(index, layer)| Caches {
-            own: l.cache_inputs(&layer.self_attention, index, "decoder", &past),
-            cross: l.cache_inputs(&layer.cross_attention, index, "encoder", &source),
+            own: l.cache_inputs(&layer.self_attention, &Cache::of_decoder(index), &past),
+            cross: l.cache_inputs(&layer.cross_attention, &Cache::of_encoder(index), &source),
         })
         .collect();
     let [total_size, size] = [&mask, &ids].map(|value| l.b.size(value, 1));
@@ -77,8 +79,8 @@ fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> R
     let floats = l.b.activations();
     for (index, (layer, present)) in decoder.layers.iter().zip(&present).enumerate() {
         let shape = cache_shape(&layer.self_attention, total.clone());
-        for (part, value) in ["key", "value"].into_iter().zip(present) {
-            l.b.output(value, &format!("present.{index}.decoder.{part}"), floats, &shape);
+        for (name, value) in Cache::of_decoder(index).present().iter().zip(present) {
+            l.b.output(value, name, floats, &shape);
         }
     }
     Ok(l.finish(stem::DECODER))
@@ -101,9 +103,9 @@ struct Masks<'a> {
 }
 
 impl Lowering {
-    fn cache_inputs(&mut self, attention: &impl LowerAttention, index: usize, side: &str, length: &Dim) -> [Value; 2] {
+    fn cache_inputs(&mut self, attention: &impl LowerAttention, cache: &Cache, length: &Dim) -> [Value; 2] {
         let (shape, floats) = (cache_shape(attention, length.clone()), self.b.activations());
-        ["key", "value"].map(|part| self.b.input(&format!("past_key_values.{index}.{side}.{part}"), floats, &shape))
+        cache.past().map(|name| self.b.input(&name, floats, &shape))
     }
 
     /// Keys and values of `memory` `[B, S, source width]`, `[B, G, S, D]` each.

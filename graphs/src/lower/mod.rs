@@ -18,7 +18,7 @@ mod operator;
 
 use std::collections::BTreeMap;
 
-use moa_schema::{AccuracyLevel, RoutingPart};
+use moa_schema::{AccuracyLevel, RoutingPart, interface::LOGITS};
 
 use crate::{
     graph::{Builder, DType, Dim, Graph, Value},
@@ -236,7 +236,7 @@ impl Lowering {
     /// Logits as the output `logits [.., V]`, f32 in every precision, as samplers take them.
     fn logits(&mut self, logits: &Value, shape: &[Dim]) {
         let logits = self.b.to_float32(logits);
-        self.b.output(&logits, "logits", DType::Float32, shape);
+        self.b.output(&logits, LOGITS, DType::Float32, shape);
     }
 
     fn finish(mut self, stem: &'static str) -> NamedGraph {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use moa_schema::interface::ATTENTION_MASK;
+
 use super::{LONGEST_CHAIN, OnnxFile, PositionTable, ValueInfo, operator_input};
 use crate::{
     metadata,
@@ -63,9 +65,8 @@ impl OnnxFile {
     /// Inputs of an export that tell real tokens, 1, from padding, 0.
     pub fn masks(&self) -> Vec<String> {
         let is_export = self.is_export();
-        let is_mask = |input: &ValueInfo| {
-            input.name.ends_with("attention_mask") && input.data_type == DataType::Int64 && is_export
-        };
+        let is_mask =
+            |input: &ValueInfo| input.name.ends_with(ATTENTION_MASK) && input.data_type == DataType::Int64 && is_export;
         self.inputs().into_iter().filter(is_mask).map(|input| input.name).collect()
     }
 

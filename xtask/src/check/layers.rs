@@ -38,7 +38,7 @@ const MODULES: [Module; 25] = [
     module("tensor", &[], &[]),
     module("tensor_file", &["file_kind", "files", "tensor"], &[]),
     module("text", &["files"], &[]),
-    module("side_files", &["file_names", "files", "moa_graphs", "text"], &[]),
+    module("side_files", &["file_names", "files", "moa_graphs", "moa_schema", "text"], &[]),
     module("engine", &["digest", "files", "moa_schema", "onnx", "scratch"], &[]),
     module(
         "export",
