@@ -23,6 +23,25 @@ use crate::{KernelError, attention_tiles, decode, few_tokens, many_tokens, pool,
 /// weights have too few tokens for these.
 const APART: [usize; 2] = [2 * ATTENDED_ROWS, 4 * KEYS_PER_TILE];
 
+/// How a layer is computed. Which shapes go which way tells `serves` of the module that a variant names.
+enum Way {
+    /// [`single_token`]: tasks of the run that routes wait for what they need.
+    SingleToken,
+    /// [`few_tokens`]: the same.
+    FewTokens,
+    /// One stage after another, with all threads at each.
+    Stages(Attending),
+}
+
+/// How queries attend where all threads share the stage.
+enum Attending {
+    /// [`decode`]: one token of a row to one key after another.
+    ToKeys,
+    /// [`Attention`] to panels of keys; on AMX tiles by these instructions where there are some, else in blocks of
+    /// [`many_tokens`] where [`AttentionLayer::blocks_of_many`] finds enough.
+    ToPanels(Option<Isa>),
+}
+
 /// Inputs of the steps after routing and the cache.
 pub(crate) struct AttentionLayer<'a> {
     /// That of products with weights.
@@ -64,6 +83,18 @@ pub(crate) struct FirstStages<'a> {
 }
 
 impl AttentionLayer<'_> {
+    fn way(&self) -> Way {
+        if self.is_one() {
+            Way::SingleToken
+        } else if self.is_few() {
+            Way::FewTokens
+        } else if decode::serves(self.tokens, self.top_k, self.head) {
+            Way::Stages(Attending::ToKeys)
+        } else {
+            Way::Stages(Attending::ToPanels(self.tiles()))
+        }
+    }
+
     fn is_one(&self) -> bool {
         let sizes = [self.batch, self.tokens, self.kv_heads];
         self.is_softmax() && single_token::serves(self.isa, sizes, self.top_k, self.output_weight.geometry())
@@ -112,18 +143,22 @@ impl AttentionLayer<'_> {
     ) -> Result<(), KernelError> {
         layer.visible.read(self.key_mask, self.keys);
         let router = first.router;
-        if self.is_one() {
-            let LayerScratch { visible, single, .. } = layer;
-            single.run(self.pool, self.waiting_inputs(&first, visible), first.by_expert, output);
-        } else if self.is_few() {
-            let LayerScratch { visible, few, .. } = layer;
-            few.run(self.pool, self.waiting_inputs(&first, visible), first.by_expert, output);
-        } else {
-            pool::run(self.pool, &[router, first.keys_and_values]);
-            router.stage().check()?;
-            let routing = router.stage().routing(first.by_expert);
-            if let Some((routing, cached)) = routing.zip(first.keys_and_values.cached()) {
-                self.compute(routing, cached, layer, output_scratch, output);
+        match self.way() {
+            Way::SingleToken => {
+                let LayerScratch { visible, single, .. } = layer;
+                single.run(self.pool, self.waiting_inputs(&first, visible), first.by_expert, output);
+            }
+            Way::FewTokens => {
+                let LayerScratch { visible, few, .. } = layer;
+                few.run(self.pool, self.waiting_inputs(&first, visible), first.by_expert, output);
+            }
+            Way::Stages(attending) => {
+                pool::run(self.pool, &[router, first.keys_and_values]);
+                router.stage().check()?;
+                let routing = router.stage().routing(first.by_expert);
+                if let Some((routing, cached)) = routing.zip(first.keys_and_values.cached()) {
+                    self.compute(attending, routing, cached, layer, output_scratch, output);
+                }
             }
         }
         router.stage().check()
@@ -149,52 +184,85 @@ impl AttentionLayer<'_> {
     /// Fills `output [B * T, C]` where the first stages have run.
     fn compute(
         &self,
+        attending: Attending,
         routing: Routing<'_>,
         cached: Cached<'_>,
         layer: &mut LayerScratch,
         output_scratch: &mut OutputScratch,
         output: &mut [f32],
     ) {
-        let LayerScratch { visible, queries, panels, decode, many, wide, attended, bounds, claims, .. } = layer;
-        let Self { pool, batch, tokens, keys, rows, kv_heads, head, .. } = *self;
-        let attended_len = batch * tokens * self.top_k * row_stride(kv_heads * head);
-        if decode::serves(tokens, self.top_k, head) {
-            let cached = if self.reads_stored() { cached } else { Cached::F32(cached.widened(wide)) };
-            pool::run(pool, &[&queries.stage(self.query_inputs(), routing)]);
-            let inputs = self.attention_inputs(self.isa, routing, queries.queries(), visible);
-            pool::run(pool, &[&decode.stage(inputs, cached, keys, attended.take(attended_len))]);
-        } else {
-            let CacheRows { key, value, .. } = cached.widened(wide);
-            let tiles = self.tiles();
-            let isa = tiles.unwrap_or(self.isa);
-            let cache = Cache { isa, key, value, visible, batch, keys, rows, kv_heads, head };
-            if let Some(cut) = self.blocks_of_many(routing).filter(|_| tiles.is_none()) {
-                let (pack_keys, pack_values) = panels.stages(cache, self.scale, None);
-                pool::run(pool, &[&pack_keys, &pack_values]);
-                let many_inputs = self.many_inputs(routing, panels.panels(keys, head), visible);
-                return pool::run(pool, &[&many.stage(many_inputs, cut, output)]);
+        match attending {
+            Attending::ToKeys => self.attend_to_keys(routing, cached, layer),
+            Attending::ToPanels(tiles) => {
+                if let Some(cut) = self.blocks_of_many(routing).filter(|_| tiles.is_none()) {
+                    return self.compute_blocks(cut, routing, cached, layer, output);
+                }
+                self.attend_to_panels(tiles, routing, cached, layer);
             }
-            let (pack_keys, pack_values) = panels.stages(cache, self.scale, tiles);
-            pool::run(pool, &[&queries.stage(self.unscaled_queries(), routing), &pack_keys, &pack_values]);
-            let inputs = self.attention_inputs(isa, routing, queries.queries(), visible);
-            cut_pairs(bounds, &inputs, tiles.is_some());
-            let (panels, out) = (panels.panels(keys, head), attended.take(attended_len));
-            pool::run(pool, &[&Attention::new(inputs, panels, out, bounds, claims, tiles.is_some())]);
         }
-
         let outputs = OutputInputs {
             isa: self.isa,
             routing,
-            expert_rows: attended.filled(),
-            stride: row_stride(kv_heads * head),
+            expert_rows: layer.attended.filled(),
+            stride: row_stride(self.kv_heads * self.head),
             order: Order::Pairs,
             in_place: None,
             weights: self.output_weight,
             bias: self.output_bias,
             width: self.hidden_states.width(),
-            threads: pool.threads(),
+            threads: self.pool.threads(),
         };
-        pool::run(pool, &[&output_scratch.stage(outputs, output)]);
+        pool::run(self.pool, &[&output_scratch.stage(outputs, output)]);
+    }
+
+    /// Fills what slots attend to: queries first, then key after key.
+    fn attend_to_keys(&self, routing: Routing<'_>, cached: Cached<'_>, layer: &mut LayerScratch) {
+        let LayerScratch { visible, queries, decode, wide, attended, .. } = layer;
+        let cached = if self.reads_stored() { cached } else { Cached::F32(cached.widened(wide)) };
+        pool::run(self.pool, &[&queries.stage(self.query_inputs(), routing)]);
+        let inputs = self.attention_inputs(self.isa, routing, queries.queries(), visible);
+        let attended = attended.take(self.attended_len());
+        pool::run(self.pool, &[&decode.stage(inputs, cached, self.keys, attended)]);
+    }
+
+    /// Fills what slots attend to: queries and panels of keys first, then tile after tile.
+    fn attend_to_panels(&self, tiles: Option<Isa>, routing: Routing<'_>, cached: Cached<'_>, layer: &mut LayerScratch) {
+        let LayerScratch { visible, queries, panels, wide, attended, bounds, claims, .. } = layer;
+        let (isa, on_tiles) = (tiles.unwrap_or(self.isa), tiles.is_some());
+        let (pack_keys, pack_values) = panels.stages(self.cache(isa, cached.widened(wide), visible), self.scale, tiles);
+        pool::run(self.pool, &[&queries.stage(self.unscaled_queries(), routing), &pack_keys, &pack_values]);
+        let inputs = self.attention_inputs(isa, routing, queries.queries(), visible);
+        cut_pairs(bounds, &inputs, on_tiles);
+        let (panels, attended) = (panels.panels(self.keys, self.head), attended.take(self.attended_len()));
+        pool::run(self.pool, &[&Attention::new(inputs, panels, attended, bounds, claims, on_tiles)]);
+    }
+
+    /// Fills `output [B * T, C]` by blocks of tokens, `cut` of them in each row of the batch.
+    fn compute_blocks(
+        &self,
+        cut: usize,
+        routing: Routing<'_>,
+        cached: Cached<'_>,
+        layer: &mut LayerScratch,
+        output: &mut [f32],
+    ) {
+        let LayerScratch { visible, panels, many, wide, .. } = layer;
+        let (pack_keys, pack_values) =
+            panels.stages(self.cache(self.isa, cached.widened(wide), visible), self.scale, None);
+        pool::run(self.pool, &[&pack_keys, &pack_values]);
+        let inputs = self.many_inputs(routing, panels.panels(self.keys, self.head), visible);
+        pool::run(self.pool, &[&many.stage(inputs, cut, output)]);
+    }
+
+    /// Elements of what all slots attend to.
+    fn attended_len(&self) -> usize {
+        self.batch * self.tokens * self.top_k * row_stride(self.kv_heads * self.head)
+    }
+
+    fn cache<'b>(&self, isa: Isa, rows: CacheRows<'b>, visible: &'b Visible) -> Cache<'b> {
+        let CacheRows { key, value, .. } = rows;
+        let Self { batch, keys, rows, kv_heads, head, .. } = *self;
+        Cache { isa, key, value, visible, batch, keys, rows, kv_heads, head }
     }
 
     /// The instructions of attention where tiles serve it.
