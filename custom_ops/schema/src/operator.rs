@@ -28,6 +28,16 @@ impl Operator {
         Self { inputs: &self.inputs[..scales.unwrap_or(self.inputs.len())], ..*self }
     }
 
+    /// Position of the input `name`, which there is.
+    const fn input(&self, name: &str) -> usize {
+        position(self.inputs, name)
+    }
+
+    /// Position of the output `name`, which there is.
+    const fn output(&self, name: &str) -> usize {
+        position(self.outputs, name)
+    }
+
     /// What its nodes may hold.
     pub fn types(&self) -> impl Iterator<Item = NodeTypes> + use<> {
         let all = !self.is_for_processors;
@@ -254,34 +264,53 @@ pub const LM_HEAD: Operator = Operator {
     is_for_processors: true,
 };
 
+/// Position of the parameter `name`. A constant of a name that there is not does not compile.
+const fn position(parameters: &[Parameter], name: &str) -> usize {
+    let mut at = 0;
+    while !is_same(parameters[at].name.as_bytes(), name.as_bytes()) {
+        at += 1;
+    }
+    at
+}
+
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
 /// Every operator of the domain.
 pub const OPERATORS: [Operator; 4] = [SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD, LM_HEAD];
 
 /// Positions of the parameters of [`SELF_ATTENTION`].
 #[allow(missing_docs)]
 pub mod self_attention {
-    pub const HIDDEN_STATES: usize = 0;
-    pub const ATTENTION_MASK: usize = 1;
-    pub const ROUTER_WEIGHT: usize = 2;
-    pub const QUERY_WEIGHT: usize = 3;
-    pub const KV_WEIGHT: usize = 4;
-    pub const OUTPUT_WEIGHT: usize = 5;
-    pub const OUTPUT_BIAS: usize = 6;
-    pub const PAST_KEY: usize = 7;
-    pub const PAST_VALUE: usize = 8;
-    pub const COS_CACHE: usize = 9;
-    pub const SIN_CACHE: usize = 10;
-    pub const POSITION_IDS: usize = 11;
-    pub const ROUTER_INPUT: usize = 12;
-    pub const QUERY_SCALE: usize = 13;
-    pub const KV_SCALE: usize = 14;
-    pub const OUTPUT_SCALE: usize = 15;
+    use super::SELF_ATTENTION;
 
-    pub const OUTPUT: usize = 0;
-    pub const PRESENT_KEY: usize = 1;
-    pub const PRESENT_VALUE: usize = 2;
-    pub const TOPK_INDICES: usize = 3;
-    pub const TOPK_WEIGHTS: usize = 4;
+    pub const HIDDEN_STATES: usize = SELF_ATTENTION.input("hidden_states");
+    pub const ATTENTION_MASK: usize = SELF_ATTENTION.input("attention_mask");
+    pub const ROUTER_WEIGHT: usize = SELF_ATTENTION.input("router_weight");
+    pub const QUERY_WEIGHT: usize = SELF_ATTENTION.input("query_weight");
+    pub const KV_WEIGHT: usize = SELF_ATTENTION.input("kv_weight");
+    pub const OUTPUT_WEIGHT: usize = SELF_ATTENTION.input("output_weight");
+    pub const OUTPUT_BIAS: usize = SELF_ATTENTION.input("output_bias");
+    pub const PAST_KEY: usize = SELF_ATTENTION.input("past_key");
+    pub const PAST_VALUE: usize = SELF_ATTENTION.input("past_value");
+    pub const COS_CACHE: usize = SELF_ATTENTION.input("cos_cache");
+    pub const SIN_CACHE: usize = SELF_ATTENTION.input("sin_cache");
+    pub const POSITION_IDS: usize = SELF_ATTENTION.input("position_ids");
+    pub const ROUTER_INPUT: usize = SELF_ATTENTION.input("router_input");
+    pub const QUERY_SCALE: usize = SELF_ATTENTION.input("query_scale");
+    pub const KV_SCALE: usize = SELF_ATTENTION.input("kv_scale");
+    pub const OUTPUT_SCALE: usize = SELF_ATTENTION.input("output_scale");
+
+    pub const OUTPUT: usize = SELF_ATTENTION.output("output");
+    pub const PRESENT_KEY: usize = SELF_ATTENTION.output("present_key");
+    pub const PRESENT_VALUE: usize = SELF_ATTENTION.output("present_value");
+    pub const TOPK_INDICES: usize = SELF_ATTENTION.output("topk_indices");
+    pub const TOPK_WEIGHTS: usize = SELF_ATTENTION.output("topk_weights");
 
     /// The pasts, and the outputs that are the same memory where caches are shared.
     pub const SHARED_CACHES: [(usize, usize); 2] = [(PAST_KEY, PRESENT_KEY), (PAST_VALUE, PRESENT_VALUE)];
@@ -290,48 +319,54 @@ pub mod self_attention {
 /// Positions of the parameters of [`CROSS_ATTENTION`].
 #[allow(missing_docs)]
 pub mod cross_attention {
-    pub const HIDDEN_STATES: usize = 0;
-    pub const KEY: usize = 1;
-    pub const VALUE: usize = 2;
-    pub const KEY_MASK: usize = 3;
-    pub const QUERY_MASK: usize = 4;
-    pub const ROUTER_WEIGHT: usize = 5;
-    pub const QUERY_WEIGHT: usize = 6;
-    pub const OUTPUT_WEIGHT: usize = 7;
-    pub const OUTPUT_BIAS: usize = 8;
-    pub const QUERY_SCALE: usize = 9;
-    pub const OUTPUT_SCALE: usize = 10;
+    use super::CROSS_ATTENTION;
 
-    pub const OUTPUT: usize = 0;
-    pub const TOPK_INDICES: usize = 1;
-    pub const TOPK_WEIGHTS: usize = 2;
+    pub const HIDDEN_STATES: usize = CROSS_ATTENTION.input("hidden_states");
+    pub const KEY: usize = CROSS_ATTENTION.input("key");
+    pub const VALUE: usize = CROSS_ATTENTION.input("value");
+    pub const KEY_MASK: usize = CROSS_ATTENTION.input("key_mask");
+    pub const QUERY_MASK: usize = CROSS_ATTENTION.input("query_mask");
+    pub const ROUTER_WEIGHT: usize = CROSS_ATTENTION.input("router_weight");
+    pub const QUERY_WEIGHT: usize = CROSS_ATTENTION.input("query_weight");
+    pub const OUTPUT_WEIGHT: usize = CROSS_ATTENTION.input("output_weight");
+    pub const OUTPUT_BIAS: usize = CROSS_ATTENTION.input("output_bias");
+    pub const QUERY_SCALE: usize = CROSS_ATTENTION.input("query_scale");
+    pub const OUTPUT_SCALE: usize = CROSS_ATTENTION.input("output_scale");
+
+    pub const OUTPUT: usize = CROSS_ATTENTION.output("output");
+    pub const TOPK_INDICES: usize = CROSS_ATTENTION.output("topk_indices");
+    pub const TOPK_WEIGHTS: usize = CROSS_ATTENTION.output("topk_weights");
 }
 
 /// Positions of the parameters of [`FEED_FORWARD`].
 #[allow(missing_docs)]
 pub mod feed_forward {
-    pub const HIDDEN_STATES: usize = 0;
-    pub const ROUTER_WEIGHT: usize = 1;
-    pub const INPUT_WEIGHT: usize = 2;
-    pub const OUTPUT_WEIGHT: usize = 3;
-    pub const OUTPUT_BIAS: usize = 4;
-    pub const ROUTER_INPUT: usize = 5;
-    pub const INPUT_SCALE: usize = 6;
-    pub const OUTPUT_SCALE: usize = 7;
+    use super::FEED_FORWARD;
 
-    pub const OUTPUT: usize = 0;
-    pub const TOPK_INDICES: usize = 1;
-    pub const TOPK_WEIGHTS: usize = 2;
+    pub const HIDDEN_STATES: usize = FEED_FORWARD.input("hidden_states");
+    pub const ROUTER_WEIGHT: usize = FEED_FORWARD.input("router_weight");
+    pub const INPUT_WEIGHT: usize = FEED_FORWARD.input("input_weight");
+    pub const OUTPUT_WEIGHT: usize = FEED_FORWARD.input("output_weight");
+    pub const OUTPUT_BIAS: usize = FEED_FORWARD.input("output_bias");
+    pub const ROUTER_INPUT: usize = FEED_FORWARD.input("router_input");
+    pub const INPUT_SCALE: usize = FEED_FORWARD.input("input_scale");
+    pub const OUTPUT_SCALE: usize = FEED_FORWARD.input("output_scale");
+
+    pub const OUTPUT: usize = FEED_FORWARD.output("output");
+    pub const TOPK_INDICES: usize = FEED_FORWARD.output("topk_indices");
+    pub const TOPK_WEIGHTS: usize = FEED_FORWARD.output("topk_weights");
 }
 
 /// Positions of the parameters of [`LM_HEAD`].
 #[allow(missing_docs)]
 pub mod lm_head {
-    pub const HIDDEN_STATES: usize = 0;
-    pub const OUTPUT_WEIGHT: usize = 1;
-    pub const OUTPUT_SCALE: usize = 2;
+    use super::LM_HEAD;
 
-    pub const LOGITS: usize = 0;
+    pub const HIDDEN_STATES: usize = LM_HEAD.input("hidden_states");
+    pub const OUTPUT_WEIGHT: usize = LM_HEAD.input("output_weight");
+    pub const OUTPUT_SCALE: usize = LM_HEAD.input("output_scale");
+
+    pub const LOGITS: usize = LM_HEAD.output("logits");
 }
 
 #[cfg(test)]
@@ -340,20 +375,6 @@ mod tests {
     use crate::{FloatType, IntegerType};
 
     const FLOATS: [FloatType; 3] = [FloatType::F32, FloatType::F16, FloatType::Bf16];
-
-    #[test]
-    fn positions_name_the_parameters() {
-        assert_eq!(SELF_ATTENTION.inputs[self_attention::POSITION_IDS].name, "position_ids");
-        assert_eq!(SELF_ATTENTION.inputs[self_attention::OUTPUT_BIAS].name, "output_bias");
-        assert_eq!(SELF_ATTENTION.inputs[self_attention::OUTPUT_SCALE].name, "output_scale");
-        assert_eq!(SELF_ATTENTION.outputs[self_attention::TOPK_WEIGHTS].name, "topk_weights");
-        assert_eq!(CROSS_ATTENTION.inputs[cross_attention::OUTPUT_BIAS].name, "output_bias");
-        assert_eq!(CROSS_ATTENTION.inputs[cross_attention::QUERY_MASK].name, "query_mask");
-        assert_eq!(CROSS_ATTENTION.inputs[cross_attention::OUTPUT_SCALE].name, "output_scale");
-        assert_eq!(FEED_FORWARD.inputs[feed_forward::OUTPUT_WEIGHT].name, "output_weight");
-        assert_eq!(FEED_FORWARD.inputs[feed_forward::OUTPUT_SCALE].name, "output_scale");
-        assert_eq!(LM_HEAD.inputs[lm_head::OUTPUT_SCALE].name, "output_scale");
-    }
 
     #[test]
     fn scales_are_the_last_inputs() {
