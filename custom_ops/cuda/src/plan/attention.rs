@@ -190,9 +190,8 @@ fn plan(mut layer: Layer, caches: Caches) -> Result<Plan, PlanError> {
     let columns = layer.sizes.columns();
     let all_columns = if grouped { 0 } else { experts * columns } + if appends { 2 * columns } else { 0 };
     let persistent = layer.persistent_project(appends);
-    let routed = layer.push_input_router()?;
     let apart = persistent.is_some();
-    if routed || !apart || caches.copies() || !layer.push_router()? {
+    if !push_only_router(&mut layer, caches, apart)? {
         push_first(&mut layer, all_columns, caches, apart)?;
     }
     if grouped {
@@ -208,7 +207,15 @@ fn plan(mut layer: Layer, caches: Caches) -> Result<Plan, PlanError> {
     Ok(layer.finish())
 }
 
-/// The router, and the first projections of `all_columns` columns unless they are `apart`; what is copied with them.
+/// The router in a launch of its own; whether nothing is left for the launch that would have routed.
+fn push_only_router(layer: &mut Layer, caches: Caches, apart: bool) -> Result<bool, PlanError> {
+    if layer.push_input_router()? || !apart || caches.copies() {
+        return Ok(false);
+    }
+    layer.push_router()
+}
+
+/// The router, unless it is done, and the first projections of `all_columns` columns unless they are `apart`; what is copied with them.
 fn push_first(layer: &mut Layer, all_columns: usize, caches: Caches, apart: bool) -> Result<(), PlanError> {
     let appends = caches.rows == NewRows::Projected;
     let Sizes { batch, past, tokens, kv_heads, head, .. } = layer.sizes;
@@ -216,7 +223,7 @@ fn push_first(layer: &mut Layer, all_columns: usize, caches: Caches, apart: bool
     let past_rows = if caches.copies_past { past } else { 0 };
     let new_rows = if caches.rows == NewRows::Hidden { tokens } else { 0 };
     let copied_bytes = batch * kv_heads * (past_rows + new_rows) * head * layer.choice.element.bytes();
-    layer.push_first(all_columns, !caches.copies(), |layer, kernel, parameters| {
+    layer.push_first(all_columns, caches.copies(), |layer, kernel, parameters| {
         parameters.copy_blocks = int(layer.choice.copy_blocks(copied_bytes, kernel.threads()));
         if apart {
             return;

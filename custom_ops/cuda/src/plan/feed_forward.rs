@@ -51,7 +51,7 @@ pub fn feed_forward(
     layer.place_rows();
     layer.place_tickets(0)?;
     layer.push_input_router()?;
-    layer.push_first(0, true, |_, _, _| {})?;
+    layer.push_first(0, false, |_, _, _| {})?;
     if layer.is_grouped() {
         layer.push_lists()?;
     }

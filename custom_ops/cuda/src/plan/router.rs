@@ -11,17 +11,18 @@ use crate::constants::GROUP_TOKENS;
 const MANY_TOKENS: usize = 1024;
 
 impl Layer {
-    /// Parts of the first launch that reads hidden states: the router, unless it is done, and what `fill` adds for a
-    /// tile; nothing where `only_routes` is set, then `columns` are 0.
+    /// The first launch that reads hidden states: the router, unless it is done, projections of `columns` columns, and
+    /// rows that are copied where `copies` is set; `fill` says the parameters of these two for a kernel.
     pub(super) fn push_first(
         &mut self,
         columns: usize,
-        only_routes: bool,
+        copies: bool,
         fill: impl Fn(&Self, &ProductKernel, &mut Parameters),
     ) -> Result<(), PlanError> {
         let routes = self.sizes.router_input.is_none();
         let tokens = self.sizes.all_tokens();
-        if routes && only_routes && columns == 0 && tokens >= MANY_TOKENS && self.push_router()? {
+        let only_routes = routes && columns == 0 && !copies;
+        if only_routes && tokens >= MANY_TOKENS && self.push_router()? {
             return Ok(());
         }
         let element = self.choice.element;
