@@ -22,6 +22,9 @@ impl Isa {
 /// Both shares are quotients of sums of positive terms, so that neither loses digits where the other one is near 1:
 /// `e = exp(-|score|)`, of which `sigmoid(score)` and `1 - sigmoid(score)` are `1 / (1 + e)` and `e / (1 + e)`, in this
 /// order for positive scores.
+///
+/// A small share is taken off the stick. As a factor near 1 it would be rounded in the same direction at each of many
+/// equal keys, and what is left would drift.
 #[inline(always)]
 fn break_sticks<const FMA: bool>(scores: &mut [[f32; LANES]], seen: &[u32; LANES], left: &mut [f32; LANES]) {
     let mut rest = *left;
@@ -31,10 +34,11 @@ fn break_sticks<const FMA: bool>(scores: &mut [[f32; LANES]], seen: &[u32; LANES
             let e = exp::<FMA>(-score.abs());
             let most = 1.0 / (1.0 + e);
             let least = e * most;
-            let (share, others) = if score >= 0.0 { (most, least) } else { (least, most) };
+            let [larger, smaller] = [most, least].map(|share| share * rest[lane]);
+            let (taken, others) = if score >= 0.0 { (larger, smaller) } else { (smaller, rest[lane] - smaller) };
             let sees = (key as u32) < seen[lane];
-            group[lane] = if sees { normal_or_0(share * rest[lane]) } else { 0.0 };
-            rest[lane] = if sees { normal_or_0(others * rest[lane]) } else { rest[lane] };
+            group[lane] = if sees { normal_or_0(taken) } else { 0.0 };
+            rest[lane] = if sees { normal_or_0(others) } else { rest[lane] };
         }
     }
     *left = rest;
@@ -93,6 +97,22 @@ mod tests {
                         );
                     }
                     assert!(found[taken.len()..].iter().all(|group| group[row] == 0.0), "{isa:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_equal_keys_leave_does_not_drift() {
+        for isa in every_isa() {
+            for (score, keys) in [(-5.3_f32, 200), (-5.3, 1000), (-3.9, 300), (-2.2, 60), (0.4, 40)] {
+                let mut found = vec![[score; LANES]; keys];
+                let mut left = [1.0; LANES];
+                isa.break_sticks(&mut found, &[keys as u32; LANES], &mut left);
+                let (taken, rest) = broken(&vec![f64::from(score); keys]);
+                for (found, expected) in [(left[3], rest), (found[0][3], taken[0])] {
+                    let error = (f64::from(found) - expected).abs() / expected;
+                    assert!(error <= 5e-6, "{isa:?} {score} {keys}: {found}, not {expected}: {error:.1e}");
                 }
             }
         }
