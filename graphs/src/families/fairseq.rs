@@ -78,6 +78,14 @@ pub(super) struct Widths {
     pub(super) source: usize,
 }
 
+/// Where a side's positions come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PositionKind {
+    None,
+    Learned,
+    Sinusoidal,
+}
+
 /// The keys of one side.
 #[derive(Debug, Clone)]
 pub(super) struct Stack<A: StackAttention> {
@@ -93,8 +101,7 @@ pub(super) struct Stack<A: StackAttention> {
     /// Experts of a routed feed-forward block.
     num_experts: usize,
     normalize_before: bool,
-    learned_positions: bool,
-    no_positions: bool,
+    positions: PositionKind,
     max_positions: usize,
     norm_embedding: bool,
     final_norm: bool,
@@ -127,9 +134,13 @@ impl<A: StackAttention> Stack<A> {
         };
         let attention = A::sizes(config, side, width, options)?;
         let normalize_before = config.flag_or(&key("normalize_before"), false)?;
-        let learned_positions = config.flag_or(&key("learned_pos"), false)?;
-        let no_positions = config.flag_or("no_token_positional_embeddings", false)?;
-        if width < SMALLEST_SINUSOID_WIDTH && !learned_positions && !no_positions {
+        let learned = config.flag_or(&key("learned_pos"), false)?;
+        let positions = match config.flag_or("no_token_positional_embeddings", false)? {
+            true => PositionKind::None,
+            false if learned => PositionKind::Learned,
+            false => PositionKind::Sinusoidal,
+        };
+        if width < SMALLEST_SINUSOID_WIDTH && positions == PositionKind::Sinusoidal {
             return Err(config.unsupported(format!("sinusoidal positions of width {width}")));
         }
         let no_final_norm = config.flag_or(&format!("no_{}_final_norm", side.name()), false)?;
@@ -145,8 +156,7 @@ impl<A: StackAttention> Stack<A> {
             attention,
             num_experts: num_experts(config)?,
             normalize_before,
-            learned_positions,
-            no_positions,
+            positions,
             max_positions: config.size_or(max_positions_key, DEFAULT_POSITIONS)?,
             norm_embedding: config.flag_or("layernorm_embedding", false)?,
             final_norm: normalize_before && !no_final_norm,
@@ -176,12 +186,12 @@ impl<A: StackAttention> Stack<A> {
         };
         let tokens = importer.take_shared(names, &[rows, Some(self.width)])?;
         let rows = self.max_positions + self.pad_token_id + 1;
-        let positions = if self.no_positions {
-            Positions::None
-        } else if self.learned_positions {
-            Positions::Learned(importer.take(&format!("{prefix}.embed_positions.weight"), &[rows, self.width])?)
-        } else {
-            Positions::Sinusoidal { rows }
+        let positions = match self.positions {
+            PositionKind::None => Positions::None,
+            PositionKind::Learned => {
+                Positions::Learned(importer.take(&format!("{prefix}.embed_positions.weight"), &[rows, self.width])?)
+            }
+            PositionKind::Sinusoidal => Positions::Sinusoidal { rows },
         };
         let norm = match self.norm_embedding {
             true => Some(self.norm(importer, &format!("{prefix}.layernorm_embedding"))?),
