@@ -364,6 +364,7 @@ mod tests {
 
     use super::*;
     use crate::TensorSource;
+    use crate::graph::AngleFunction;
 
     /// The values 0, 1, 2 and so on.
     struct Counting(usize);
@@ -438,7 +439,7 @@ mod tests {
     fn expressions() -> Vec<WeightExpr> {
         let columns =
             || WeightExpr::Columns(vec![stored(&[5, 7]).transposed(&[1, 0]), stored(&[7, 3]), stored(&[7, 0])]);
-        let rotary = RotaryTable { rows: 11, head: 6, base: 10_000.0, sine: false };
+        let rotary = RotaryTable { rows: 11, head: 6, base: 10_000.0, function: AngleFunction::Cosine };
         vec![
             stored(&[]),
             stored(&[3, 0, 2]),

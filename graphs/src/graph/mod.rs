@@ -15,7 +15,7 @@ pub use builder::{Builder, Value, turned_name};
 pub use data::{Data, WeightExpr};
 pub use evaluate::{Blocks, Buffers};
 pub use quantized::Quantization;
-pub use tables::{RotaryTable, Sinusoids};
+pub use tables::{AngleFunction, RotaryTable, Sinusoids};
 
 use crate::FloatType;
 use moa_schema::IntegerType;

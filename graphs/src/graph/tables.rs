@@ -5,7 +5,16 @@ use std::ops::Range;
 
 use crate::model::SINUSOID_BASE;
 
-/// Size of a table of rotary angles: row `p` holds the cosines (or sines) of `p · base^(-2i/D)`.
+/// A function of an angle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AngleFunction {
+    /// Its cosine.
+    Cosine,
+    /// Its sine.
+    Sine,
+}
+
+/// A table of rotary angles: row `p` holds a function of `p · base^(-2i/D)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RotaryTable {
     /// Positions.
@@ -14,8 +23,8 @@ pub struct RotaryTable {
     pub head: usize,
     /// Base of the wavelengths.
     pub base: f64,
-    /// Sines in place of cosines.
-    pub sine: bool,
+    /// What the table has of its angles.
+    pub function: AngleFunction,
 }
 
 /// Size of a table of sinusoidal positions: row 0 is zero, for padding, and row `r` holds position `padding + r`.
@@ -60,7 +69,10 @@ impl RotaryTable {
         let exponent = |i: usize| (2 * i) as f32 / self.head as f32;
         let frequencies: Vec<f32> = (0..self.head / 2).map(|i| 1.0 / rounded(power, exponent(i))).collect();
         let angles = rows.flat_map(|row| frequencies.iter().map(move |frequency| row as f32 * frequency));
-        let function = if self.sine { libm::sin } else { libm::cos };
+        let function = match self.function {
+            AngleFunction::Cosine => libm::cos,
+            AngleFunction::Sine => libm::sin,
+        };
         angles.map(|angle| rounded(function, angle)).collect()
     }
 }
@@ -73,6 +85,7 @@ fn rounded(function: impl Fn(f64) -> f64, x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use super::AngleFunction::{Cosine, Sine};
     use super::*;
 
     #[test]
@@ -88,7 +101,7 @@ mod tests {
     fn tables_have_the_same_bits_on_every_system() {
         let sinusoids = Sinusoids { rows: 1025, width: 128, padding: 1 }.rows(0..1025);
         let [cosines, sines] =
-            [false, true].map(|sine| RotaryTable { rows: 1025, head: 128, base: 1e4, sine }.rows(0..1025));
+            [Cosine, Sine].map(|function| RotaryTable { rows: 1025, head: 128, base: 1e4, function }.rows(0..1025));
         const HASHES: [u64; 3] = [0xaf08_ca2d_af99_7195, 0xc5df_f0b5_8eb5_c7de, 0xfd36_158e_b9db_c16f];
         let hash = |table: &[f32]| {
             let bytes = table.iter().flat_map(|value| value.to_bits().to_le_bytes());
@@ -99,7 +112,7 @@ mod tests {
 
     #[test]
     fn rows_do_not_depend_on_each_other() {
-        let rotary = RotaryTable { rows: 9, head: 6, base: 10_000.0, sine: true };
+        let rotary = RotaryTable { rows: 9, head: 6, base: 10_000.0, function: Sine };
         assert_eq!(rotary.rows(0..9)[4 * 3..7 * 3], rotary.rows(4..7));
         let sinusoids = Sinusoids { rows: 9, width: 7, padding: 5 };
         assert_eq!(sinusoids.rows(0..9)[4 * 7..7 * 7], sinusoids.rows(4..7));

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Precision, Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Matrix, Routed, SelfValues},
-    graph::{Attribute, Builder, Function, OpId, RotaryTable, Value, WeightExpr},
+    graph::{AngleFunction, Attribute, Builder, Function, OpId, RotaryTable, Value, WeightExpr},
     model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary, Router, RouterInput},
 };
 
@@ -106,8 +106,8 @@ impl Lowering {
         }
         if let Some(rotary) = attention.rotary {
             let ids = position_ids.ok_or_else(|| no_positions(attention))?;
-            inputs[self_attention::COS_CACHE] = rotary_table(b, rotary, attention, false);
-            inputs[self_attention::SIN_CACHE] = rotary_table(b, rotary, attention, true);
+            inputs[self_attention::COS_CACHE] = rotary_table(b, rotary, attention, AngleFunction::Cosine);
+            inputs[self_attention::SIN_CACHE] = rotary_table(b, rotary, attention, AngleFunction::Sine);
             inputs[self_attention::POSITION_IDS] = ids.clone();
         }
         let routed = self.routed(&attention.module, attention.top_k);
@@ -414,10 +414,12 @@ fn kv_weight(b: &mut Builder, attention: &Attention) -> Value {
     b.matrix(&name, columns)
 }
 
-/// Sines or cosines.
-fn rotary_table(b: &mut Builder, rotary: Rotary, attention: &Attention, sine: bool) -> Value {
-    let name = if sine { "rotary.sin_cache" } else { "rotary.cos_cache" };
-    let table = RotaryTable { rows: rotary.positions, head: attention.head_size, base: rotary.base, sine };
+fn rotary_table(b: &mut Builder, rotary: Rotary, attention: &Attention, function: AngleFunction) -> Value {
+    let name = match function {
+        AngleFunction::Cosine => "rotary.cos_cache",
+        AngleFunction::Sine => "rotary.sin_cache",
+    };
+    let table = RotaryTable { rows: rotary.positions, head: attention.head_size, base: rotary.base, function };
     b.weight(name, WeightExpr::Rotary(table))
 }
 
