@@ -14,17 +14,11 @@ from transformers import AutoConfig
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python"))
 
-from exports import export, read_json, setting
+from exports import export, read_json, setting, until_padding
 
 MODELS = ["jetmoe/bf16", "jetmoe/sharded"]
 # Form, and whether the operator library is registered.
 SETTINGS = [("function", True), ("function", False), ("fused", True), ("standard", False)]
-
-
-def until_padding(tokens):
-    """Up to the first padding token, whose embedding is zero: after it every router is a tie, which upstream breaks in
-    no stated order."""
-    return tokens[: tokens.index(0) + 1] if 0 in tokens else tokens
 
 
 def load(name, form, library, *options):

@@ -158,3 +158,9 @@ class EncoderDecoder:
         done = next(value.shape[2] for name, value in feeds.items() if ".decoder." in name)
         feeds["input_ids"] = target[:, done:]
         return run(self.decoder, feeds)
+
+
+def until_padding(tokens):
+    """Up to the first padding token, whose embedding is zero: after it every router is a tie, which upstream breaks in
+    no stated order."""
+    return tokens[: tokens.index(0) + 1] if 0 in tokens else tokens

@@ -8,7 +8,7 @@ import unittest
 import numpy as np
 import onnxruntime
 
-from exports import export, read_json, setting
+from exports import export, read_json, setting, until_padding
 
 NEEDED = (1, 31)
 MODELS = ["jetmoe/bf16", "jetmoe/sharded", "molm/mlp", "molm/linear"]
@@ -31,12 +31,6 @@ def why_not():
     if tuple(int(number) for number in onnxruntime.__version__.split(".")[:2]) < NEEDED:
         return f"onnxruntime-genai needs ONNX Runtime {'.'.join(map(str, NEEDED))}"
     return None
-
-
-def until_padding(tokens):
-    """Up to the first padding token, whose embedding is zero: after it every router is a tie, which upstream breaks in
-    no stated order."""
-    return tokens[: tokens.index(0) + 1] if 0 in tokens else tokens
 
 
 @unittest.skipIf(why_not(), why_not())

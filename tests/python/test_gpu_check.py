@@ -268,7 +268,7 @@ class Sets(unittest.TestCase):
         warpgroups = [kind for kind in kinds if sanitize.KINDS[kind][2]]
         self.assertEqual(warpgroups, ["wgmma-f16", "elementwise-wgmma-f16"])
         calls = sanitize.calls_of("elementwise-wgmma-f16")
-        self.assertTrue(calls and all(call[4] % 8 and call[8] % 8 for call in calls))
+        self.assertTrue(calls and all(call.c % 8 and call.d % 8 for call in calls))
         self.assertEqual({sanitize.multiprocessors(call) for call in calls}, {1, 4, 16})
 
 
@@ -338,8 +338,8 @@ class Choices(unittest.TestCase):
     """Results of a call are judged under the experts that it chose, where these are near ties of the best."""
 
     def setUp(self):
-        call = next(call for call in sanitize.CALLS if call[0] == "MoEFeedForward")
-        self.operator = call[0]
+        call = next(call for call in sanitize.CALLS if call.operator == "MoEFeedForward")
+        self.operator = call.operator
         self.attributes, self.feeds = sanitize.make(np.random.default_rng(3), call)
         self.router = self.feeds["router_weight"] = self.feeds["router_weight"].astype(np.float64)
 

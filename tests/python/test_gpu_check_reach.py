@@ -122,9 +122,9 @@ def reached_by_sanitizer():
         for call in sanitize.calls_of(kind):
             attributes, given = sanitize.make(random, call)
             shapes = {name: value.shape for name, value in given.items()}
-            wanted = launches.abi.OUTPUTS[call[0]]
+            wanted = launches.abi.OUTPUTS[call.operator]
             options = (tf32, sanitize.multiprocessors(call))
-            reached |= launches.of(kernels, call[0], attributes, element, shapes, wanted, *options)
+            reached |= launches.of(kernels, call.operator, attributes, element, shapes, wanted, *options)
     return found
 
 

@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from operator_reference import REFERENCES
@@ -36,58 +37,73 @@ NEAR_TIE = 1e-4
 #: Columns of what the routers of MoLM's layers read.
 ROUTED_BY = 24
 
-#: Operator, B, T, P, C, E, k, G, D, and what is particular about it; `modular` is a layer of MoLM.
+
+class Call(NamedTuple):
+    """An operator and its sizes, by the symbols of the contract."""
+
+    operator: str
+    b: int
+    t: int
+    p: int
+    c: int
+    e: int
+    k: int
+    g: int
+    d: int
+    #: What is particular about it; `modular` is a layer of MoLM.
+    extra: dict
+
+
 CALLS = [
-    ("MoASelfAttention", 2, 21, 0, 64, 4, 4, 1, 64, {}),
-    ("MoASelfAttention", 1, 1, 9, 64, 8, 2, 1, 64, {}),
-    ("MoASelfAttention", 2, 5, 6, 40, 5, 2, 2, 24, {"rope": True, "bias": True}),
-    ("MoASelfAttention", 3, 100, 0, 64, 8, 4, 1, 64, {}),
-    ("MoASelfAttention", 3, 100, 0, 64, 8, 2, 2, 64, {"rope": True}),
-    ("MoACrossAttention", 2, 7, 0, 64, 4, 2, 1, 64, {"keys": 19}),
-    ("MoEFeedForward", 2, 9, 0, 64, 4, 2, 1, 96, {"gated": 1}),
-    ("MoEFeedForward", 3, 100, 0, 40, 5, 2, 1, 56, {"gated": 0}),
-    ("MoASelfAttention", 1, 1, 130, 64, 4, 2, 1, 128, {}),
-    ("MoASelfAttention", 1, 2, 130, 64, 4, 4, 1, 256, {}),
-    ("MoASelfAttention", 2, 5, 130, 128, 5, 2, 2, 64, {"modular": True}),
-    ("MoASelfAttention", 1, 1, 130, 128, 4, 2, 1, 128, {"modular": True}),
-    ("MoASelfAttention", 1, 2, 130, 256, 4, 4, 1, 256, {"modular": True}),
-    ("MoEFeedForward", 1, 2, 0, 64, 8, 2, 1, 96, {"gated": 0, "modular": True}),
+    Call("MoASelfAttention", 2, 21, 0, 64, 4, 4, 1, 64, {}),
+    Call("MoASelfAttention", 1, 1, 9, 64, 8, 2, 1, 64, {}),
+    Call("MoASelfAttention", 2, 5, 6, 40, 5, 2, 2, 24, {"rope": True, "bias": True}),
+    Call("MoASelfAttention", 3, 100, 0, 64, 8, 4, 1, 64, {}),
+    Call("MoASelfAttention", 3, 100, 0, 64, 8, 2, 2, 64, {"rope": True}),
+    Call("MoACrossAttention", 2, 7, 0, 64, 4, 2, 1, 64, {"keys": 19}),
+    Call("MoEFeedForward", 2, 9, 0, 64, 4, 2, 1, 96, {"gated": 1}),
+    Call("MoEFeedForward", 3, 100, 0, 40, 5, 2, 1, 56, {"gated": 0}),
+    Call("MoASelfAttention", 1, 1, 130, 64, 4, 2, 1, 128, {}),
+    Call("MoASelfAttention", 1, 2, 130, 64, 4, 4, 1, 256, {}),
+    Call("MoASelfAttention", 2, 5, 130, 128, 5, 2, 2, 64, {"modular": True}),
+    Call("MoASelfAttention", 1, 1, 130, 128, 4, 2, 1, 128, {"modular": True}),
+    Call("MoASelfAttention", 1, 2, 130, 256, 4, 4, 1, 256, {"modular": True}),
+    Call("MoEFeedForward", 1, 2, 0, 64, 8, 2, 1, 96, {"gated": 0, "modular": True}),
 ]
 
 #: The same, planned as for one multiprocessor, or for so few that tiles of 64 rows are many, or blocks that stay would wait
 #: for the last of them: small calls with the tiles of large ones.
 LARGE_CALLS = [
-    ("MoASelfAttention", 1, 300, 0, 512, 4, 4, 1, 64, {"multiprocessors": 16}),
-    ("MoASelfAttention", 1, 20, 0, 64, 4, 2, 1, 64, {}),
-    ("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {}),
-    ("MoASelfAttention", 1, 150, 0, 64, 4, 2, 1, 64, {}),
-    ("MoASelfAttention", 1, 300, 0, 64, 4, 4, 1, 64, {}),
-    ("MoASelfAttention", 1, 520, 0, 64, 4, 4, 1, 64, {"multiprocessors": 4}),
-    ("MoASelfAttention", 2, 150, 9, 72, 4, 4, 1, 128, {"rope": True, "bias": True}),
-    ("MoASelfAttention", 2, 150, 0, 64, 4, 2, 1, 256, {}),
-    ("MoEFeedForward", 2, 280, 0, 64, 2, 1, 1, 136, {"gated": 1}),
-    ("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {"modular": True}),
-    ("MoASelfAttention", 2, 150, 9, 128, 4, 2, 1, 128, {"modular": True}),
-    ("MoASelfAttention", 2, 50, 0, 256, 4, 2, 1, 256, {"modular": True}),
+    Call("MoASelfAttention", 1, 300, 0, 512, 4, 4, 1, 64, {"multiprocessors": 16}),
+    Call("MoASelfAttention", 1, 20, 0, 64, 4, 2, 1, 64, {}),
+    Call("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {}),
+    Call("MoASelfAttention", 1, 150, 0, 64, 4, 2, 1, 64, {}),
+    Call("MoASelfAttention", 1, 300, 0, 64, 4, 4, 1, 64, {}),
+    Call("MoASelfAttention", 1, 520, 0, 64, 4, 4, 1, 64, {"multiprocessors": 4}),
+    Call("MoASelfAttention", 2, 150, 9, 72, 4, 4, 1, 128, {"rope": True, "bias": True}),
+    Call("MoASelfAttention", 2, 150, 0, 64, 4, 2, 1, 256, {}),
+    Call("MoEFeedForward", 2, 280, 0, 64, 2, 1, 1, 136, {"gated": 1}),
+    Call("MoASelfAttention", 1, 40, 0, 64, 4, 2, 1, 64, {"modular": True}),
+    Call("MoASelfAttention", 2, 150, 9, 128, 4, 2, 1, 128, {"modular": True}),
+    Call("MoASelfAttention", 2, 50, 0, 256, 4, 2, 1, 256, {"modular": True}),
 ]
 
 
 def calls_of(kind):
     """The calls that are made with one of `KINDS`."""
     if kind.startswith(ELEMENTWISE):
-        return [narrower(call) for call in LARGE_CALLS if call[0] != "MoEFeedForward"]
+        return [narrower(call) for call in LARGE_CALLS if call.operator != "MoEFeedForward"]
     return LARGE_CALLS if KINDS[kind][2] else CALLS + LARGE_CALLS
 
 
 def narrower(call):
     """A call of fewer columns in rows and heads."""
-    operator, b, t, p, c, e, k, g, d, extra = call
-    return operator, b, t, p, c - LACKING, e, k, g, d - LACKING, extra
+    return call._replace(c=call.c - LACKING, d=call.d - LACKING)
 
 
 def multiprocessors(call):
     """As for how many multiprocessors a call is planned; None for those of the device."""
-    return None if call in CALLS else call[-1].get("multiprocessors", 1)
+    return None if call in CALLS else call.extra.get("multiprocessors", 1)
 
 
 def to_bits(values, element):
@@ -152,7 +168,7 @@ def mask(random, rows, length):
 
 def compute(kernels, gpu, call, kind, random):
     """One call on the GPU with one of `KINDS`, and its relative error."""
-    operator, (element, tf32, _) = call[0], KINDS[kind]
+    operator, (element, tf32, _) = call.operator, KINDS[kind]
     attributes, feeds = make(random, call)
     whole = {"router_weight", "router_input", "cos_cache", "sin_cache"}
     stored = {
@@ -236,7 +252,7 @@ def main():
         for call in calls_of(kind):
             found = compute(sets.of(kind), gpu, call, kind, random)
             wrong += not found["error"] <= TOLERANCE[kind.rpartition("-")[2]]
-            print(json.dumps({"call": f"{call[0]} {call[1:9]} {kind}", **found}), flush=True)
+            print(json.dumps({"call": f"{call.operator} {call[1:-1]} {kind}", **found}), flush=True)
     sets.close()
     print(json.dumps({"wrong": wrong}), flush=True)
     return 1 if wrong else 0
