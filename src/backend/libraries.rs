@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use moa_schema::{
-    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE, PACKING_VARIABLE,
-    WGMMA_VARIABLE, instructions, is_wgmma_off, multiprocessors, packing,
+    ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE, ORT_LIBRARY,
+    PACKING_VARIABLE, TENSORRT_LIBRARY, WGMMA_VARIABLE, instructions, is_wgmma_off, library_file, multiprocessors,
+    packing,
 };
 
 use super::{BackendError, LibraryUse, NamedBy, RuntimeLibrary, cut_off::cut_off, runtime_library::named};
@@ -54,7 +55,7 @@ impl Search {
 
     /// The library `name`, without what the system puts before and behind it, where it lies in `folder`.
     fn library(&mut self, folder: &Path, name: &str) -> Option<PathBuf> {
-        self.file(folder.join(format!("{}{name}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)))
+        self.file(folder.join(library_file(name)))
     }
 
     /// The first library in `folder` whose name is that of ONNX Runtime, with or without a version.
@@ -152,8 +153,9 @@ pub fn find_operator_library(explicit: Option<&Path>) -> Result<PathBuf, Backend
         }
         None => match search.variable(RuntimeLibrary::Operators(LibraryUse::Run)) {
             Ok(Some(path)) => Some(path),
-            Ok(None) => beside_executable(&mut search, "moa_ort", &["deps", "..", "../lib"])
-                .or_else(|| own_folders(OWN_PACKAGE).into_iter().find_map(|folder| search.library(&folder, "moa_ort"))),
+            Ok(None) => beside_executable(&mut search, ORT_LIBRARY, &["deps", "..", "../lib"]).or_else(|| {
+                own_folders(OWN_PACKAGE).into_iter().find_map(|folder| search.library(&folder, ORT_LIBRARY))
+            }),
             Err(()) => None,
         },
     };
@@ -215,7 +217,7 @@ pub fn find_tensorrt_plugin() -> Result<PathBuf, BackendError> {
     let mut search = Search::new();
     let found = match search.variable(RuntimeLibrary::TensorRtPlugin) {
         Ok(Some(path)) => Some(path),
-        Ok(None) => beside_executable(&mut search, "moa_tensorrt", &["..", "../lib", "../tensorrt"]),
+        Ok(None) => beside_executable(&mut search, TENSORRT_LIBRARY, &["..", "../lib", "../tensorrt"]),
         Err(()) => None,
     };
     found.ok_or_else(|| search.missing(RuntimeLibrary::TensorRtPlugin))
@@ -223,8 +225,8 @@ pub fn find_tensorrt_plugin() -> Result<PathBuf, BackendError> {
 
 /// The library with the CUDA kernels, where the plugin at `plugin` finds it: `MOA_CUDA_LIBRARY`, else beside it.
 pub(super) fn find_cuda_kernels(plugin: &Path) -> Option<PathBuf> {
-    let name = format!("{}{CUDA_LIBRARY}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
-    named(CUDA_VARIABLE).or_else(|| Some(plugin.with_file_name(name))).filter(|path| path.is_file())
+    let beside = || plugin.with_file_name(library_file(CUDA_LIBRARY));
+    named(CUDA_VARIABLE).or_else(|| Some(beside())).filter(|path| path.is_file())
 }
 
 /// The archive of CUDA kernels that the environment names.

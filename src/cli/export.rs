@@ -6,7 +6,7 @@ use std::{
 };
 
 use moa_graphs::{Form, Options, Precision};
-use moa_schema::GateMode;
+use moa_schema::{GateMode, ORT_LIBRARY, library_file};
 
 use super::{
     Failure,
@@ -215,7 +215,7 @@ pub(super) fn note_of_contradiction(tokenizer: &HubTokenizer) {
 
 /// Says that the folder asks onnxruntime-genai for a library that does not lie in it, or that one was there before.
 fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
-    let library = arguments.output.join(side_files::library_name());
+    let library = arguments.output.join(library_file(ORT_LIBRARY));
     if library.is_file() && !arguments.with_library {
         let library = library.display();
         return note(&match arguments.form {

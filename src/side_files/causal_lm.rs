@@ -8,10 +8,14 @@ use moa_graphs::{
     families::{Config, model_types},
     model::{Attention, CausalLm},
 };
-use moa_schema::interface::{ANY_LAYER, ATTENTION_MASK, Cache, INPUT_IDS, LOGITS, POSITION_IDS};
+use moa_schema::{
+    ORT_LIBRARY,
+    interface::{ANY_LAYER, ATTENTION_MASK, Cache, INPUT_IDS, LOGITS, POSITION_IDS},
+    library_file,
+};
 use serde_json::{Map, Value, json};
 
-use super::{LARGEST, SideFile, SideFileOptions, file_in, library_name};
+use super::{LARGEST, SideFile, SideFileOptions, file_in};
 use crate::{
     file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG, REPLACED_SIZES},
     text::{Keys, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TextError, read_bytes},
@@ -156,7 +160,7 @@ impl CausalLmFiles<'_> {
         session.insert("log_id".into(), "onnxruntime-genai".into());
         session.insert("provider_options".into(), json!([]));
         if with_library {
-            session.insert("custom_ops_library".into(), library_name().into());
+            session.insert("custom_ops_library".into(), library_file(ORT_LIBRARY).into());
         }
         let cache = Cache::of_layer(ANY_LAYER);
         let ([past_key, past_value], [present_key, present_value]) = (cache.past(), cache.present());

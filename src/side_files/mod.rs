@@ -3,10 +3,9 @@
 mod causal_lm;
 mod translation;
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
+
+use moa_schema::{ORT_LIBRARY, library_file};
 
 pub(crate) use causal_lm::{CausalLmFiles, is_own_folder};
 pub(crate) use translation::side_files;
@@ -68,13 +67,8 @@ fn file_in(folder: &Path, name: &str) -> Option<PathBuf> {
     Some(folder.join(name)).filter(|path| path.symlink_metadata().is_ok())
 }
 
-/// Name of the operator library on this system.
-pub(crate) fn library_name() -> String {
-    format!("{}moa_ort{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)
-}
-
 /// The operator library, where one is to be copied.
 pub(crate) fn library(options: &SideFileOptions) -> Result<Option<SideFile>, TextError> {
     let Some(path) = &options.operator_library else { return Ok(None) };
-    Ok(Some(SideFile { name: library_name(), bytes: read_bytes(path, LARGEST)? }))
+    Ok(Some(SideFile { name: library_file(ORT_LIBRARY), bytes: read_bytes(path, LARGEST)? }))
 }

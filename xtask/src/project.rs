@@ -6,6 +6,8 @@ use std::{
     process::Command,
 };
 
+use moa_schema::{CUDA_LIBRARY, ORT_LIBRARY, library_file};
+
 use crate::process;
 
 /// Crates of the operator library.
@@ -89,16 +91,15 @@ impl Project {
 
     /// The operator library.
     pub(crate) fn operator_library(&self) -> PathBuf {
-        self.library("moa_ort")
+        self.library(ORT_LIBRARY)
     }
 
     /// The CUDA kernels behind their C ABI.
     pub(crate) fn cuda_library(&self) -> PathBuf {
-        self.library("moa_cuda")
+        self.library(CUDA_LIBRARY)
     }
 
     fn library(&self, name: &str) -> PathBuf {
-        let file = format!("{}{name}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX);
-        self.target.join("release").join(file)
+        self.target.join("release").join(library_file(name))
     }
 }

@@ -80,7 +80,8 @@ pub use routing::RoutingPart;
 pub use shape::{CrossAttentionDims, FeedForwardDims, LmHeadDims, SelfAttentionDims, ShapeError, refuse_integers};
 pub use switches::{
     ARCHIVE_VARIABLE, CUDA_LIBRARY, CUDA_VARIABLE, INSTRUCTION_LEVELS, INSTRUCTIONS_VARIABLE, MULTIPROCESSORS_VARIABLE,
-    PACKING_VARIABLE, PACKINGS, WGMMA_VARIABLE, instructions, is_wgmma_off, multiprocessors, packing,
+    ORT_LIBRARY, PACKING_VARIABLE, PACKINGS, TENSORRT_LIBRARY, WGMMA_VARIABLE, instructions, is_wgmma_off,
+    library_file, multiprocessors, packing,
 };
 pub use types::{BLOCK, FloatType, IntegerType, MatrixType, NodeTypes};
 pub use weights::{Given, check_constants};

@@ -1,6 +1,7 @@
-//! Environment variables that change what kernels do or say where those for GPUs are: for the kernels, and for locks
-//! and receipts of what was made with which of them.
+//! Environment variables that change what kernels do or say where those for GPUs are, and the names of our libraries:
+//! for the kernels, and for locks and receipts of what was made with which of them.
 
+use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::ffi::OsStr;
 
 /// Names the widest instructions that the CPU kernels use; an empty value counts as none. Read when the kernel of a
@@ -22,8 +23,20 @@ pub const ARCHIVE_VARIABLE: &str = "MOA_CUDA_KERNELS";
 /// Names the library with the CUDA kernels where it does not lie beside the TensorRT plugin, as [`CUDA_LIBRARY`].
 pub const CUDA_VARIABLE: &str = "MOA_CUDA_LIBRARY";
 
-/// The library with the CUDA kernels, without what a system puts before and behind its name.
+/// The operator library for ONNX Runtime, by its name for [`library_file`].
+pub const ORT_LIBRARY: &str = "moa_ort";
+
+/// The TensorRT plugin, by its name for [`library_file`].
+pub const TENSORRT_LIBRARY: &str = "moa_tensorrt";
+
+/// The library with the CUDA kernels, by its name for [`library_file`].
 pub const CUDA_LIBRARY: &str = "moa_cuda";
+
+/// The file of the library `name`, with what this system puts before and behind it.
+#[must_use]
+pub fn library_file(name: &str) -> String {
+    format!("{DLL_PREFIX}{name}{DLL_SUFFIX}")
+}
 
 /// Set to `0`, it keeps large products of 16-bit tensors from warpgroup products on a device of compute capability 9.0
 /// whose machine code is in the archive; any other value does nothing. Read when a kernel set is made.

@@ -215,7 +215,8 @@ fn push_only_router(layer: &mut Layer, caches: Caches, apart: bool) -> Result<bo
     layer.push_router()
 }
 
-/// The router, unless it is done, and the first projections of `all_columns` columns unless they are `apart`; what is copied with them.
+/// The router, unless it is done, and the first projections of `all_columns` columns unless they are `apart`; what is
+/// copied with them.
 fn push_first(layer: &mut Layer, all_columns: usize, caches: Caches, apart: bool) -> Result<(), PlanError> {
     let appends = caches.rows == NewRows::Projected;
     let Sizes { batch, past, tokens, kv_heads, head, .. } = layer.sizes;
