@@ -178,6 +178,17 @@ def as_inputs(outputs):
     return {name.replace("present.", "past_key_values."): x for name, x in outputs.items() if name.startswith("present.")}
 
 
+def read_sentences(file):
+    """The lines of a binary file in UTF-8, whatever the locale says, without the mark that may begin it."""
+    sentences = []
+    for number, line in enumerate(file, 1):
+        try:
+            sentences.append(line.decode("utf-8-sig" if number == 1 else "utf-8").strip())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"line {number} of the standard input is not UTF-8: {error}") from error
+    return sentences
+
+
 def natural(text):
     """A number from 0, for an option."""
     number = int(text)
@@ -189,7 +200,7 @@ def natural(text):
 def main():
     parser = argparse.ArgumentParser(description="Translate sentences with an exported encoder-decoder.")
     parser.add_argument("folder", type=pathlib.Path, help="folder with encoder_model.onnx and decoder_model.onnx")
-    parser.add_argument("sentences", nargs="*", help="what to translate; without any, the lines of the standard input")
+    parser.add_argument("sentences", nargs="*", help="what to translate; without any, the lines of the standard input, in UTF-8")
     parser.add_argument("--dict", type=pathlib.Path, help="fairseq dictionary (default: as generation.json says)")
     parser.add_argument("--codes", type=pathlib.Path, help="subword-nmt codes, with --dict")
     parser.add_argument("--library", type=pathlib.Path, help="operator library (libmoa_ort.so), for speed")
@@ -207,7 +218,13 @@ def main():
         tokenizer = Tokenizer(*vocabulary) if arguments.dict else read_vocabulary(arguments.folder)
     except (ValueError, KeyError, TypeError, OSError) as error:
         parser.error(str(error))
-    sentences = arguments.sentences or [line.strip() for line in sys.stdin]
+    try:
+        for sentence in arguments.sentences:
+            sentence.encode()
+        sentences = arguments.sentences or read_sentences(sys.stdin.buffer)
+    except ValueError as error:
+        parser.error(str(error))
+    sys.stdout.reconfigure(encoding="utf-8")
     sentences = [sentence for sentence in sentences if sentence.strip()]
     if not sentences:
         parser.error("there is nothing to translate")

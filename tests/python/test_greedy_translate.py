@@ -1,5 +1,6 @@
 """examples/greedy_translate.py gives what upstream's own generator gives."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -86,14 +87,37 @@ class GreedyTranslate(unittest.TestCase):
         right = [german == self.tokenizer.decode(tokens) for (_, german), tokens in zip(pairs, found)]
         self.assertGreaterEqual(sum(right), 198)
 
-    def command(self, *words):
+    def command(self, *words, lines=b"", locale="C.UTF-8"):
         command = [sys.executable, str(SCRIPT), str(export("nmt", "function")), *words]
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8")
+        environment = os.environ | {"LC_ALL": locale}
+        done = subprocess.run(command, input=lines, capture_output=True, env=environment)
+        done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
+        return done
 
     def test_the_command_prints_source_and_translation(self):
         done = self.command(*TOKENS, "--library", setting("MOA_ORT_LIBRARY"), "seven", "one hundred")
         self.assertEqual(done.stderr, "")
         self.assertEqual(done.stdout, "seven\tsieben\none hundred\teinhundert\n")
+
+    def test_lines_are_read_in_utf_8_whatever_the_locale_says(self):
+        for locale in ["C.UTF-8", "C", "POSIX"]:
+            with self.subTest(locale=locale):
+                done = self.command(*TOKENS, lines="\ufeffseven\r\n\none \u00fc\n".encode(), locale=locale)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                first, second = done.stdout.splitlines()
+                self.assertEqual(first, "seven\tsieben")
+                self.assertTrue(second.startswith("one \u00fc\t"), second)
+
+    def test_what_is_not_utf_8_is_refused_by_its_line(self):
+        for locale in ["C.UTF-8", "C"]:
+            with self.subTest(locale=locale):
+                done = self.command(*TOKENS, lines=b"seven\n\xfcber\n", locale=locale)
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                self.assertIn("error: line 2 of the standard input is not UTF-8: ", done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+                done = self.command(*TOKENS, b"\xfcber", locale=locale)
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                self.assertNotIn("Traceback", done.stderr)
 
     def test_the_command_says_what_is_missing(self):
         for words, message in [
