@@ -20,9 +20,12 @@ _LIBRARY = {"darwin": "libmoa_ort.dylib", "win32": "moa_ort.dll"}.get(sys.platfo
 
 def __getattr__(name: str) -> str:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("moa-export")
+        try:
+            return version("moa-export")
+        except PackageNotFoundError:
+            raise AttributeError(f"{Path(__file__).parent} is not installed and has no version") from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

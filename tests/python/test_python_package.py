@@ -69,5 +69,22 @@ class PythonPackage(unittest.TestCase):
         self.assertEqual(told, f"FileNotFoundError: {missing} is missing; install the package again: pip install .")
 
 
+class Sources(unittest.TestCase):
+    """The package as it lies in the checkout, which nothing installed."""
+
+    def run_script(self, script, **variables):
+        keep = {name: value for name, value in os.environ.items() if name != "MOA_ORT_LIBRARY"}
+        with tempfile.TemporaryDirectory() as folder:
+            copy = shutil.copytree(ROOT / "python" / "moa_export", pathlib.Path(folder, "moa_export"))
+            begin = f"import sys; sys.path.insert(0, {folder!r}); import moa_export; "
+            command = [sys.executable, "-S", "-c", begin + script]
+            done = subprocess.run(command, env=keep | variables, capture_output=True, text=True)
+        return done, copy
+
+    def test_what_is_not_installed_has_no_version(self):
+        done, _ = self.run_script("print(hasattr(moa_export, '__version__'), getattr(moa_export, '__version__', 1))")
+        self.assertEqual((done.stdout, done.stderr), ("False 1\n", ""))
+
+
 if __name__ == "__main__":
     unittest.main()
