@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["library", "session_options"]
 
+_VARIABLE = "MOA_ORT_LIBRARY"
 _LIBRARY = {"darwin": "libmoa_ort.dylib", "win32": "moa_ort.dll"}.get(sys.platform, "libmoa_ort.so")
 
 
@@ -32,12 +34,18 @@ def __getattr__(name: str) -> str:
 def library() -> str:
     """The path of the operator library, for `SessionOptions.register_custom_ops_library` and `custom_ops_library`.
 
-    Raises FileNotFoundError where it is not beside this file.
+    It is what the variable MOA_ORT_LIBRARY names, else the file beside this one. Raises FileNotFoundError where it is
+    not there.
     """
-    path = Path(__file__).with_name(_LIBRARY)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; install the package again: pip install .")
-    return str(path)
+    named = os.environ.get(_VARIABLE)
+    path = Path(named) if named else Path(__file__).with_name(_LIBRARY)
+    if path.is_file():
+        return str(path.absolute())
+    if named:
+        raise FileNotFoundError(f"{path}, which {_VARIABLE} names, is missing; correct or unset it")
+    raise FileNotFoundError(
+        f"{path} is missing; install the package again: pip install ., or let {_VARIABLE} name the library"
+    )
 
 
 def session_options(options: SessionOptions | None = None) -> SessionOptions:

@@ -11,6 +11,7 @@ import unittest
 from exports import DATA
 
 ROOT = pathlib.Path(__file__).parents[2]
+INSTALL = "install the package again: pip install ., or let MOA_ORT_LIBRARY name the library"
 # Runs the model in argv[1], which has nothing but our operators for its layers, and prints where they come from.
 SCRIPT = """
 import sys
@@ -66,24 +67,39 @@ class PythonPackage(unittest.TestCase):
         self.assertEqual(found.returncode, 1)
         told = found.stderr.strip().splitlines()[-1]
         missing = copy / "moa_export" / "libmoa_ort.so"
-        self.assertEqual(told, f"FileNotFoundError: {missing} is missing; install the package again: pip install .")
+        self.assertEqual(told, f"FileNotFoundError: {missing} is missing; {INSTALL}")
 
 
 class Sources(unittest.TestCase):
     """The package as it lies in the checkout, which nothing installed."""
 
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        shutil.copytree(ROOT / "python" / "moa_export", self.folder / "moa_export")
+
     def run_script(self, script, **variables):
         keep = {name: value for name, value in os.environ.items() if name != "MOA_ORT_LIBRARY"}
-        with tempfile.TemporaryDirectory() as folder:
-            copy = shutil.copytree(ROOT / "python" / "moa_export", pathlib.Path(folder, "moa_export"))
-            begin = f"import sys; sys.path.insert(0, {folder!r}); import moa_export; "
-            command = [sys.executable, "-S", "-c", begin + script]
-            done = subprocess.run(command, env=keep | variables, capture_output=True, text=True)
-        return done, copy
+        begin = f"import sys; sys.path.insert(0, {str(self.folder)!r}); import moa_export; "
+        command = [sys.executable, "-S", "-c", begin + script]
+        return subprocess.run(command, env=keep | variables, capture_output=True, text=True)
 
     def test_what_is_not_installed_has_no_version(self):
-        done, _ = self.run_script("print(hasattr(moa_export, '__version__'), getattr(moa_export, '__version__', 1))")
+        done = self.run_script("print(hasattr(moa_export, '__version__'), getattr(moa_export, '__version__', 1))")
         self.assertEqual((done.stdout, done.stderr), ("False 1\n", ""))
+
+    def test_a_variable_names_the_library_before_the_package(self):
+        script = "print(moa_export.library())"
+        done = self.run_script(script, MOA_ORT_LIBRARY=__file__)
+        self.assertEqual((done.stdout, done.stderr), (f"{pathlib.Path(__file__).absolute()}\n", ""))
+        copy = self.folder / "moa_export"
+        for named, told in [
+            ("/nowhere/a.so", "/nowhere/a.so, which MOA_ORT_LIBRARY names, is missing; correct or unset it"),
+            ("", f"{copy / 'libmoa_ort.so'} is missing; {INSTALL}"),
+        ]:
+            done = self.run_script(script, MOA_ORT_LIBRARY=named)
+            self.assertEqual(done.stderr.strip().splitlines()[-1], f"FileNotFoundError: {told}")
 
 
 if __name__ == "__main__":
