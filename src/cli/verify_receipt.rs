@@ -16,6 +16,7 @@ use crate::{
     files::name_of,
     latency::{Library, Machine, ModelFile, hash_file, now},
     parity::Verification,
+    side_files,
 };
 
 /// Files by their hashes, libraries, machine and options of a verification.
@@ -39,7 +40,7 @@ pub(super) struct Receipt {
     pub(super) threads: Option<usize>,
     /// Runtimes and libraries of the backends.
     pub(super) runtimes: Vec<Library>,
-    /// Files of the export, and the plans where some were given.
+    /// Graphs and their weights, what lies beside them in a folder that was named, and plans where some were given.
     pub(super) files: Vec<ModelFile>,
     /// SHA-256 of the checkpoint's weights, as the metadata `moa.source.sha256` of an export have it.
     pub(super) checkpoint_sha256: String,
@@ -64,7 +65,7 @@ impl Receipt {
         let plans: BTreeSet<PathBuf> =
             plan.flat_map(|plan| graphs.clone().filter_map(|graph| plan_for(plan, graph))).collect();
         let mut files = Vec::new();
-        for path in result.files.iter().chain(&plans) {
+        for path in result.files.iter().chain(&side_files::files_in(&arguments.model)).chain(&plans) {
             let (sha256, bytes) = hash_file(path)?;
             files.push(ModelFile { model: name_of(&arguments.model), file: name_of(path), bytes, sha256 });
         }

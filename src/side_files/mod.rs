@@ -3,7 +3,10 @@
 mod causal_lm;
 mod translation;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use moa_schema::{ORT_LIBRARY, library_file};
 
@@ -52,6 +55,12 @@ impl SideFileOptions {
 /// the operator library apart.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     causal_lm::NAMES.into_iter().chain(causal_lm::COPIED).chain(translation::NAMES)
+}
+
+/// The files of these names in `folder`, and the operator library, as far as an export may have written them.
+pub(crate) fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let is_ours = |path: &PathBuf| fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= LARGEST);
+    names().map(str::to_owned).chain([library_file(ORT_LIBRARY)]).map(|name| folder.join(name)).filter(is_ours).collect()
 }
 
 /// A file to write: its name and its content.

@@ -8,6 +8,7 @@ use prost::Message;
 use serde_json::Value;
 
 use crate::{
+    common::data,
     scene::{Outcome, Scene, require_runtime},
     verify::{damage, exported, json},
 };
@@ -40,6 +41,31 @@ fn a_result_names_files_and_libraries_by_their_hashes() {
     assert_eq!(names, ["ONNX Runtime", "libmoa_ort", "tract"]);
     let library = std::fs::read(std::env::var_os("MOA_ORT_LIBRARY").unwrap()).unwrap();
     assert_eq!(runtimes[1]["sha256"], sha256(&library));
+}
+
+/// What an export writes beside its graphs is named too; what it cannot have written is not.
+#[test]
+fn a_result_names_what_lies_beside_the_graphs() {
+    require_runtime();
+    let scene = Scene::with_fixture("nmt");
+    for name in ["dict.txt", "bpe.codes"] {
+        std::fs::copy(data("nmt").join(name), scene.path("ck").join(name)).unwrap();
+    }
+    scene.accepts("ck -o out --with-library");
+    for name in ["notes.txt", "tokenizer.json"] {
+        scene.write(&format!("out/{name}"), b"{}");
+    }
+    let too_large = std::fs::File::create(scene.path("out/merges.txt")).unwrap();
+    too_large.set_len((1 << 28) + 1).unwrap();
+    let value = json(&scene.accepts("verify out --checkpoint ck --backends tract --json -"));
+    let files = value["receipt"]["files"].as_array().unwrap();
+    let names: Vec<_> = files.iter().map(|file| file["file"].as_str().unwrap()).collect();
+    let library = format!("{}moa_ort{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let beside = ["tokenizer.json", "generation.json", "dict.txt", "bpe.codes", &library];
+    assert_eq!(names, [&["encoder_model.onnx", "decoder_model.onnx"], &beside[..]].concat());
+    for (file, name) in files.iter().zip(names) {
+        assert_eq!(file["sha256"], sha256(&scene.read(&format!("out/{name}"))), "{name}");
+    }
 }
 
 #[test]
