@@ -195,22 +195,34 @@ fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
 fn note_of_tokenizer(report: &ExportReport) {
     let Some(folder) = file_of(report, GENAI_CONFIG).map(folder_of) else { return };
     let why = match HubTokenizer::read(folder) {
-        Ok(Some(tokenizer)) => return note_of_contradiction(&tokenizer),
+        Ok(Some(tokenizer)) => return note_of_contradiction(&tokenizer, "generate"),
         Ok(None) => format!("no {TOKENIZER_FILE} lies beside the checkpoint"),
         Err(error) => error.to_string(),
     };
     note(&format!("{why}; `generate` takes token ids with --token-ids alone"));
 }
 
-/// Says what is followed where the tokenizer's configuration says something else than the tokenizer does.
+/// Says what `command` follows where the tokenizer's configuration says something else than the tokenizer does.
 #[cfg(feature = "tokenizers")]
-pub(super) fn note_of_contradiction(tokenizer: &HubTokenizer) {
+pub(super) fn note_of_contradiction(tokenizer: &HubTokenizer, command: &str) {
     let found = match tokenizer.contradiction() {
         Ok(None) => return,
         Ok(Some(found)) => found,
         Err(error) => error.to_string(),
     };
-    note(&format!("{found}; `generate` goes by {TOKENIZER_FILE} alone"));
+    note(&format!("{found}; `{command}` goes by {TOKENIZER_FILE} alone"));
+}
+
+/// Says that a tokenizer may be that of another model: one that knows more tokens than the model, or less than half of
+/// them, where padding of tables explains neither.
+#[cfg(feature = "tokenizers")]
+pub(super) fn note_of_size(tokenizer: &HubTokenizer, symbols: Option<usize>) {
+    let known = tokenizer.size();
+    if let Some(symbols) = symbols.filter(|symbols| known > *symbols || known < symbols / 2) {
+        note(&format!(
+            "{TOKENIZER_FILE} knows {known} tokens, and the model {symbols}: it may be that of another model"
+        ));
+    }
 }
 
 /// Says that the folder asks onnxruntime-genai for a library that does not lie in it, or that one was there before.

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Failure,
-    export::note_of_contradiction,
+    export::{note_of_contradiction, note_of_size},
     generate::runtime,
     generate_args::{GenerateArguments, TextArguments},
     generate_input::{Input, Inputs},
@@ -24,7 +24,6 @@ use crate::{
         Continuation, Finish, GenerateError, GenerationSettings, NewToken, Prompt, SamplingOptions, TextGenerator,
         TextGeneratorOptions,
     },
-    text::{HubTokenizer, TOKENIZER_FILE},
 };
 
 impl TextArguments {
@@ -81,7 +80,7 @@ pub(super) fn run(arguments: &GenerateArguments, interruption: &Interruption) ->
     generator.generate(&[], &arguments.text.options())?;
     note_settings(&generator, &arguments.text);
     if let Some(tokenizer) = generator.tokenizer().filter(|_| !arguments.text.token_ids) {
-        note_of_contradiction(tokenizer);
+        note_of_contradiction(tokenizer, "generate");
         note_of_size(tokenizer, generator.symbols());
     }
     interruption.begin_work();
@@ -124,17 +123,6 @@ fn note_settings(generator: &TextGenerator, arguments: &TextArguments) {
     let length = [MAX_NEW_TOKENS, MAX_LENGTH].into_iter().find(|key| known.contains(key));
     if let Some(key) = length.filter(|_| arguments.max_new.is_none()) {
         note(&format!("{file} sets {key}; here --max-new says how many tokens follow, {max_new} where it is absent"));
-    }
-}
-
-/// Says that a tokenizer may be that of another model: one that knows more tokens than the model, or less than half of
-/// them, where padding of tables explains neither.
-fn note_of_size(tokenizer: &HubTokenizer, symbols: Option<usize>) {
-    let known = tokenizer.size();
-    if let Some(symbols) = symbols.filter(|symbols| known > *symbols || known < symbols / 2) {
-        note(&format!(
-            "{TOKENIZER_FILE} knows {known} tokens, and the model {symbols}: it may be that of another model"
-        ));
     }
 }
 

@@ -28,6 +28,7 @@ mod profile;
 mod profile_args;
 mod profile_inputs;
 mod profile_report;
+mod profile_vocabulary;
 mod progress;
 mod receipt;
 mod run;

@@ -16,8 +16,10 @@ use super::{
     output_file::{OutputFile, PAGE, commit_all, own_ending},
     print_result,
     profile_args::{InputFormat, ProfileArguments},
-    profile_inputs::{Vocabulary, batches, folder},
-    profile_report, progress,
+    profile_inputs::{batches, folder},
+    profile_report,
+    profile_vocabulary::{Vocabulary, check_dictionaries, is_of_decoder},
+    progress,
     run::{BackendOptions, backend, check_ort_options},
     table::{counted, table},
     tensorrt_args::TensorRtArguments,
@@ -51,7 +53,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     check_ort_options(&[arguments.backend], arguments.library.as_deref(), arguments.threads)?;
     check_lists(arguments)?;
     let dictionary = arguments.dict.as_deref().map(Dictionary::read).transpose()?;
-    let vocabulary = Vocabulary::find(&folder(&arguments.model))?;
+    let vocabulary = Vocabulary::find(&folder(&arguments.model), arguments.reads_text())?;
     let options = BackendOptions {
         threads: arguments.threads,
         library: arguments.library.clone(),
@@ -63,7 +65,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if let Some((path, dictionary)) = arguments.dict.as_deref().zip(dictionary.as_ref()) {
         check_dictionaries(path, |_| dictionary, &profiler)?;
     } else if let Some(vocabulary) = &vocabulary {
-        check_dictionaries(&folder(&arguments.model), |decoder| vocabulary.dictionary(decoder), &profiler)?;
+        vocabulary.check(&folder(&arguments.model), &profiler)?;
     }
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
     let progress = progress::batches(batches.len());
@@ -136,34 +138,15 @@ fn of_inputs(error: ProfileError, path: &Path) -> Failure {
     }
 }
 
-/// Refuses dictionaries, of the decoder or of others, that the graphs were not made with. A masked language model knows
-/// one symbol more than its dictionary: fairseq adds the mask when it trains.
-fn check_dictionaries<'a>(
-    path: &Path,
-    of_decoder: impl Fn(bool) -> &'a Dictionary,
-    profiler: &Profiler,
-) -> Result<(), Failure> {
-    let masks = usize::from(!profiler.is_encoder_decoder());
-    profiler.symbols().try_for_each(|(graph, symbols)| {
-        let found = of_decoder(is_of_decoder(graph)).len();
-        if (found..=found + masks).contains(&symbols) {
-            return Ok(());
-        }
-        let path = path.display();
-        let message = format!("{path}: {found} symbols with the four special ones; {graph} knows {symbols}");
-        Err(Failure::other_vocabulary(message))
-    })
-}
-
-fn is_of_decoder(graph: &str) -> bool {
-    graph.starts_with("decoder")
-}
-
 impl Profiled<'_> {
     /// What stands for a token in a module's graph: its symbol, or its id where no dictionary names it.
     pub(super) fn symbol(&self, module: &ModuleProfile, id: i64) -> String {
-        let beside = self.vocabulary.as_ref().map(|vocabulary| vocabulary.dictionary(is_of_decoder(&module.graph)));
-        self.dictionary.as_ref().or(beside).map_or_else(|| id.to_string(), |symbols| symbols.symbol(id).to_owned())
+        let beside = || self.vocabulary.as_ref()?.symbol(is_of_decoder(&module.graph), id);
+        let named = match &self.dictionary {
+            Some(dictionary) => Some(dictionary.symbol(id).to_owned()),
+            None => beside(),
+        };
+        named.unwrap_or_else(|| id.to_string())
     }
 
     fn json(&self) -> Value {

@@ -16,6 +16,7 @@ pub(super) const DEFAULT_BATCH: usize = 32;
 const EXAMPLES: &str = "\
 Examples:
   moa-export profile OUT --inputs pairs.tsv --report routing.html   SOURCE, or SOURCE tab TARGET
+  moa-export profile OUT --inputs text.txt --pmi                    text for a language model
   moa-export profile model.onnx --inputs batch.safetensors --json   tensors by name
   moa-export profile model.onnx --inputs lines.ids --dict dict.txt  token ids, one sequence a line
 
@@ -29,7 +30,7 @@ listed. Padding does not count.";
 pub(super) struct ProfileArguments {
     /// Exported model file or folder, in any form
     pub(super) model: PathBuf,
-    /// What to run: a `.safetensors` file, lines of text for a translation folder, or an `.ids` file
+    /// What to run: a `.safetensors` file, lines of text for a folder with a vocabulary, or an `.ids` file
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(super) inputs: Vec<PathBuf>,
     /// What the files hold
@@ -47,7 +48,7 @@ pub(super) struct ProfileArguments {
     /// List the tokens of every expert in the table too; --json and --report always do
     #[arg(long)]
     pub(super) pmi: bool,
-    /// fairseq dictionary that names the token ids, where the model's folder holds none
+    /// fairseq dictionary that names the token ids, in place of the vocabulary in the model's folder
     #[arg(long, value_name = "FILE")]
     pub(super) dict: Option<PathBuf>,
     /// What runs the model
@@ -86,6 +87,11 @@ impl ProfileArguments {
         }
     }
 
+    /// Whether an input holds text.
+    pub(super) fn reads_text(&self) -> bool {
+        self.inputs.iter().any(|input| self.format_of(input) == InputFormat::Text)
+    }
+
     /// Which tokens are listed.
     pub(super) fn pmi_options(&self) -> PmiOptions {
         let default = PmiOptions::default();
@@ -110,7 +116,8 @@ pub(super) enum InputFormat {
     Auto,
     /// Named tensors; for an encoder-decoder `input_ids`, `decoder_input_ids` and their masks
     Tensors,
-    /// SOURCE, or SOURCE tab TARGET a line; a source without target is translated greedily first
+    /// SOURCE, or SOURCE tab TARGET a line; a source without target is translated greedily first. For a language model
+    /// each line is a text
     Text,
     /// Token ids with spaces between, one sequence a line; SOURCE tab TARGET for an encoder-decoder
     Ids,

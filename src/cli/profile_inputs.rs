@@ -9,16 +9,21 @@ use moa_schema::interface::{
     ATTENTION_MASK, DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, ENCODER_ATTENTION_MASK, INPUT_IDS,
 };
 
+#[cfg(feature = "tokenizers")]
+use super::export::note_of_contradiction;
 use super::{
     Failure, note_of_unknown,
     profile_args::{InputFormat, ProfileArguments},
+    profile_vocabulary::Vocabulary,
 };
+#[cfg(feature = "tokenizers")]
+use crate::text::HubTokenizer;
 use crate::{
     files::{BYTE_ORDER_MARK, folder_of},
     profile::{ProfileError, Profiler},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
     tensor_file,
-    text::{CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer, read_bytes},
+    text::{Dictionary, GenerationConfig, Tokenizer, read_bytes},
 };
 
 /// Most bytes of one file of lines.
@@ -26,28 +31,6 @@ const MAX_BYTES: u64 = 1 << 30;
 
 /// One sequence: the ids of the only side or the source, and what the decoder reads.
 type Line = (Vec<i64>, Vec<i64>);
-
-/// The vocabulary beside the graphs.
-pub(super) struct Vocabulary {
-    config: GenerationConfig,
-    tokenizer: Tokenizer,
-}
-
-impl Vocabulary {
-    /// The vocabulary of `folder`, if it holds one.
-    pub(super) fn find(folder: &Path) -> Result<Option<Self>, TextError> {
-        if !folder.join(CONFIG_FILE).exists() {
-            return Ok(None);
-        }
-        let config = GenerationConfig::read(folder)?;
-        Ok(Some(Self { tokenizer: Tokenizer::read(folder, &config)?, config }))
-    }
-
-    /// Symbols of the decoder's side, or of the other.
-    pub(super) const fn dictionary(&self, decoder: bool) -> &Dictionary {
-        if decoder { self.tokenizer.target() } else { self.tokenizer.source() }
-    }
-}
 
 /// Every batch that the arguments name, in order, with its file.
 pub(super) fn batches<'a>(
@@ -156,18 +139,53 @@ fn of_text<'a>(
     if profiler.inputs().iter().any(|input| input.name == ENCODER_ATTENTION_MASK) {
         return Err(refused("is half a model", "profile the folder, whose encoder reads the text"));
     }
-    let help = "give token ids with --format ids, named tensors in a .safetensors file, or a translation folder";
-    vocabulary.ok_or_else(|| refused("has no dictionary of fairseq, with which alone text is read here", help))
+    let help = "give token ids with --format ids, or named tensors in a .safetensors file";
+    vocabulary.ok_or_else(|| refused(NO_VOCABULARY, help))
 }
 
-/// Lines of text as the model reads them; targets that are not given are translated greedily, where there is a decoder.
+const NO_VOCABULARY: &str = if cfg!(feature = "tokenizers") {
+    "has neither a dictionary of fairseq nor a tokenizer.json beside it"
+} else {
+    "has no dictionary of fairseq, with which alone text is read here"
+};
+
+/// Lines of text as the model reads them.
 fn text_lines(
     arguments: &ProfileArguments,
     profiler: &Profiler,
-    (path, text): (&Path, &str),
+    file: (&Path, &str),
     vocabulary: Option<&Vocabulary>,
 ) -> Result<Vec<Line>, Failure> {
-    let Vocabulary { config, tokenizer } = of_text(arguments, profiler, path, vocabulary)?;
+    match of_text(arguments, profiler, file.0, vocabulary)? {
+        Vocabulary::Fairseq { config, tokenizer } => fairseq_lines(arguments, profiler, file, (config, tokenizer)),
+        #[cfg(feature = "tokenizers")]
+        Vocabulary::Hub(tokenizer) => hub_lines(file, tokenizer),
+    }
+}
+
+/// Lines as a tokenizer splits them; without those that have no token.
+#[cfg(feature = "tokenizers")]
+fn hub_lines((path, text): (&Path, &str), tokenizer: &HubTokenizer) -> Result<Vec<Line>, Failure> {
+    note_of_contradiction(tokenizer, "profile");
+    let mut lines = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let ids = tokenizer.encode(line).map_err(|error| {
+            let place = format!("{}, line {number}", path.display());
+            Failure::from(error).of_file(Path::new(&place))
+        })?;
+        lines.push((ids, Vec::new()));
+    }
+    lines.retain(|(ids, _)| !ids.is_empty());
+    Ok(lines)
+}
+
+/// Lines as fairseq splits them; targets that are not given are translated greedily, where there is a decoder.
+fn fairseq_lines(
+    arguments: &ProfileArguments,
+    profiler: &Profiler,
+    (path, text): (&Path, &str),
+    (config, tokenizer): (&GenerationConfig, &Tokenizer),
+) -> Result<Vec<Line>, Failure> {
     let (mut lines, mut open, mut tokens) = (Vec::new(), Vec::new(), vec![(0, 0); text.lines().count()]);
     // Those without a target, each at its place in the file, as errors count them.
     let mut sources = vec![""; text.lines().count()];

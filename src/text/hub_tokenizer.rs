@@ -93,10 +93,14 @@ impl HubTokenizer {
         Ok([parts.next().unwrap_or_default(), parts.next_back().unwrap_or_default()])
     }
 
+    /// What the tokenizer calls a token, which may be a part of a character or a space; nothing where it lacks it.
+    pub fn symbol(&self, id: i64) -> Option<String> {
+        u32::try_from(id).ok().and_then(|id| self.tokenizer.id_to_token(id))
+    }
+
     /// Whether a token is no part of a text: it is special, or the tokenizer lacks it.
     fn is_silent(&self, id: i64) -> bool {
-        let token = u32::try_from(id).ok().and_then(|id| self.tokenizer.id_to_token(id));
-        token.is_none_or(|token| self.tokenizer.get_added_vocabulary().is_special_token(&token))
+        self.symbol(id).is_none_or(|token| self.tokenizer.get_added_vocabulary().is_special_token(&token))
     }
 
     /// The text of ids, without special tokens and without ids that the tokenizer lacks.

@@ -4,7 +4,7 @@ use std::fs;
 
 use moa_export::onnx::proto::ModelProto;
 use prost::Message;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     common::data,
@@ -29,15 +29,15 @@ fn translator(form: &str) -> Scene {
     scene
 }
 
-fn json(scene: &Scene, line: &str) -> Value {
+fn profile(scene: &Scene, line: &str) -> Value {
     serde_json::from_str(&scene.accepts(&format!("profile {line} --json"))).unwrap()
 }
 
 #[test]
 fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
     let scene = translator("function");
-    let forced = json(&scene, "out --inputs pairs.tsv --min-count 2 --top 3");
-    let decoded = json(&scene, "out --inputs sources.txt --min-count 2 --top 3");
+    let forced = profile(&scene, "out --inputs pairs.tsv --min-count 2 --top 3");
+    let decoded = profile(&scene, "out --inputs sources.txt --min-count 2 --top 3");
     assert_eq!(forced["modules"], decoded["modules"]);
     let pairs = String::from_utf8(scene.read("pairs.tsv")).unwrap();
     let every_second = |(index, line): (usize, &str)| match index % 2 {
@@ -45,13 +45,13 @@ fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
         _ => format!("\n{}\n", line.split('\t').next().unwrap()),
     };
     scene.write("mixed.tsv", pairs.lines().enumerate().map(every_second).collect::<String>());
-    assert_eq!(json(&scene, "out --inputs mixed.tsv --min-count 2 --top 3")["modules"], forced["modules"]);
+    assert_eq!(profile(&scene, "out --inputs mixed.tsv --min-count 2 --top 3")["modules"], forced["modules"]);
     let first = &forced["modules"][0];
     assert_eq!(first["counts"].as_array().unwrap().len(), 8);
     let tokens = first["pmi"][0].as_array().unwrap();
     assert!((1..=3).contains(&tokens.len()), "{tokens:?}");
     assert!(tokens.iter().all(|token| token["count"].as_u64() >= Some(2) && token["symbol"].is_string()));
-    let all = json(&scene, "out --inputs pairs.tsv --min-count 1 --top 1000");
+    let all = profile(&scene, "out --inputs pairs.tsv --min-count 1 --top 1000");
     let modules = all["modules"].as_array().unwrap().iter().flat_map(|module| module["pmi"].as_array().unwrap());
     assert!(modules.flat_map(|expert| expert.as_array().unwrap()).all(|token| token["pmi"].as_f64() > Some(0.0)));
     let table = scene.accepts("profile out --inputs pairs.tsv --pmi --batch 1");
@@ -63,8 +63,8 @@ fn a_greedy_translation_that_is_right_is_routed_as_its_target() {
 #[test]
 fn an_encoder_is_profiled_by_itself() {
     let scene = translator("function");
-    let all = json(&scene, "out --inputs pairs.tsv");
-    let encoder = json(&scene, "out/encoder_model.onnx --inputs sources.txt");
+    let all = profile(&scene, "out --inputs pairs.tsv");
+    let encoder = profile(&scene, "out/encoder_model.onnx --inputs sources.txt");
     let with_targets = "profile out/encoder_model.onnx --inputs pairs.tsv";
     scene.refuses(with_targets, 3, &["pairs.tsv, line 1: a target, and out/encoder_model.onnx reads", "cut -f1"]);
     let decoder = "profile out/decoder_model.onnx --inputs sources.txt";
@@ -82,7 +82,7 @@ fn an_encoder_is_profiled_by_itself() {
 #[test]
 fn a_decoder_is_profiled_beside_an_encoder_without_named_routing() {
     let scene = translator("standard");
-    let all = json(&scene, "out --inputs pairs.tsv --backend ort-function");
+    let all = profile(&scene, "out --inputs pairs.tsv --backend ort-function");
     let mut model = ModelProto::decode(scene.read("out/encoder_model.onnx").as_slice()).unwrap();
     for node in &mut model.graph.as_mut().unwrap().node {
         for name in node.input.iter_mut().chain(&mut node.output).filter(|name| name.starts_with("router.")) {
@@ -90,7 +90,7 @@ fn a_decoder_is_profiled_beside_an_encoder_without_named_routing() {
         }
     }
     scene.write("out/encoder_model.onnx", model.encode_to_vec());
-    let decoder = json(&scene, "out --inputs pairs.tsv --backend ort-function");
+    let decoder = profile(&scene, "out --inputs pairs.tsv --backend ort-function");
     let modules = all["modules"].as_array().unwrap().iter();
     let expected: Vec<_> = modules.filter(|module| module["graph"] == "decoder_model.onnx").collect();
     assert!(!expected.is_empty() && expected.into_iter().eq(decoder["modules"].as_array().unwrap()), "{decoder:#}");
@@ -102,7 +102,7 @@ fn a_decoder_is_profiled_beside_an_encoder_without_named_routing() {
 fn an_export_in_fp16_is_profiled() {
     let scene = translator("function");
     scene.accepts("ck -o half --dtype fp16");
-    let [wide, half] = ["out", "half"].map(|folder| json(&scene, &format!("{folder} --inputs pairs.tsv")));
+    let [wide, half] = ["out", "half"].map(|folder| profile(&scene, &format!("{folder} --inputs pairs.tsv")));
     for (wide, half) in wide["modules"].as_array().unwrap().iter().zip(half["modules"].as_array().unwrap()) {
         assert_eq!(wide["tokens"], half["tokens"]);
     }
@@ -115,8 +115,8 @@ fn text_and_the_ids_that_stand_for_it_are_routed_alike() {
     let dictionary = fs::read_to_string(data("nmt/dict.txt")).unwrap();
     let id = |symbol: &str| 4 + dictionary.lines().position(|line| line.split(' ').next() == Some(symbol)).unwrap();
     scene.write("one.ids", format!("{} 2\t2 {}\n", id("seven"), id("hundred")));
-    let text = json(&scene, "out --inputs one.tsv --backend tract");
-    let ids = json(&scene, "out --inputs one.ids --backend ort-function");
+    let text = profile(&scene, "out --inputs one.tsv --backend tract");
+    let ids = profile(&scene, "out --inputs one.ids --backend ort-function");
     for (text, ids) in text["modules"].as_array().unwrap().iter().zip(ids["modules"].as_array().unwrap()) {
         assert_eq!((&text["counts"], &text["tokens"]), (&ids["counts"], &ids["tokens"]));
         assert_eq!(text["tokens"], 2);
@@ -185,6 +185,76 @@ fn what_cannot_be_profiled_is_refused() {
         5,
         &["MOA-E0518", "out holds decoder_model.onnx and no encoder_model.onnx"],
     );
+}
+
+/// Writes a tokenizer of the words `t0` to `t127` that puts `t1` before each text.
+fn write_tokenizer(scene: &Scene) {
+    let words = 0..128;
+    let vocabulary: serde_json::Map<_, _> = words.map(|id| (format!("t{id}"), id.into())).collect();
+    let begin = json!({ "SpecialToken": { "id": "t1", "type_id": 0 } });
+    let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": { "type": "WhitespaceSplit" }, "decoder": null,
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [begin, text], "pair": [begin, text],
+            "special_tokens": { "t1": { "id": "t1", "ids": [1], "tokens": ["t1"] } },
+        },
+        "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "t3" },
+    });
+    scene.write("out/tokenizer.json", tokenizer.to_string());
+}
+
+/// A language model reads text as `generate` does, and its tokens have names.
+#[test]
+fn the_text_of_a_language_model_goes_through_its_tokenizer() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    scene.write("lines.txt", "\u{feff}t50 t51\tt52\n\nt60 t61\n");
+    scene.write("lines.ids", "1 50 51 52\n1 60 61\n");
+    let says = ["MOA-E0201", "lines.txt is text, and out has neither a dictionary of fairseq nor a tokenizer.json"];
+    scene.refuses("profile out --inputs lines.txt", 2, &says);
+    let unnamed = profile(&scene, "out --inputs lines.ids --min-count 1");
+    write_tokenizer(&scene);
+    let [text, ids] =
+        ["lines.txt", "lines.ids"].map(|file| profile(&scene, &format!("out --inputs {file} --min-count 1")));
+    assert_eq!(text["modules"], ids["modules"]);
+    let symbols = |value: &Value| {
+        let modules = value["modules"].as_array().unwrap().iter();
+        let experts = modules.flat_map(|module| module["pmi"].as_array().unwrap().clone());
+        let tokens = experts.flat_map(|expert| expert.as_array().unwrap().clone());
+        tokens
+            .map(|token| (token["token"].to_string(), token["symbol"].as_str().unwrap().to_owned()))
+            .collect::<Vec<_>>()
+    };
+    assert!(symbols(&text).iter().all(|(id, symbol)| *symbol == format!("t{id}")), "{text}");
+    assert!(symbols(&unnamed).iter().all(|(id, symbol)| symbol == id), "{unnamed}");
+    let table = scene.accepts("profile out --inputs lines.txt --pmi --min-count 1");
+    assert!(table.contains(" t50 (") || table.contains(" t60 ("), "{table}");
+}
+
+/// Ids need no tokenizer that can be read; text does.
+#[test]
+fn a_tokenizer_that_cannot_be_read_names_nothing() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    scene.write("lines.ids", "1 50 51 52\n");
+    let without = scene.accepts("profile out --inputs lines.ids --pmi");
+    scene.write("out/tokenizer.json", "{");
+    let outcome = scene.moa("profile out --inputs lines.ids --pmi");
+    assert!(outcome.code == Some(0) && outcome.stdout == without, "{}", outcome.stdout);
+    assert!(outcome.stderr.starts_with("note: out/tokenizer.json: "), "{}", outcome.stderr);
+    assert!(outcome.stderr.ends_with("; tokens have no names\n"), "{}", outcome.stderr);
+    scene.write("lines.txt", "t50\n");
+    scene.refuses("profile out --inputs lines.txt", 3, &["out/tokenizer.json: is no tokenizer of Hugging Face"]);
+    write_tokenizer(&scene);
+    scene.write("out/tokenizer_config.json", r#"{ "add_bos_token": false }"#);
+    let told =
+        "add_bos_token is false, and tokenizer.json puts t1 before a text; `profile` goes by tokenizer.json alone\n";
+    let outcome = scene.moa("profile out --inputs lines.txt");
+    assert!(outcome.code == Some(0) && outcome.stderr.ends_with(told), "{}", outcome.stderr);
 }
 
 #[test]
