@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use clap::ValueEnum;
+use moa_graphs::Precision;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -217,7 +218,7 @@ fn text(arguments: &VerifyArguments, result: &Verification, verdict: Verdict) ->
     }
     text.push('\n');
     for audit in &result.audits {
-        text.push_str(&audit_line(audit));
+        text.push_str(&audit_line(audit, result.dtype));
     }
     text.extend(origin(result).map(|line| format!("{line}\n")));
     text.push('\n');
@@ -295,14 +296,21 @@ pub(super) fn rounding_costs(result: &Verification) -> Vec<String> {
     result.rounding_cost.iter().map(line).collect()
 }
 
-pub(super) fn audit_line(audit: &FileAudit) -> String {
+/// What was found in a file that stores weights as `dtype`.
+pub(super) fn audit_line(audit: &FileAudit, dtype: Precision) -> String {
     let name = &audit.graph;
     let (weights, nodes) = match &audit.outcome {
         AuditOutcome::Compared { weights, nodes } => (weights, nodes),
         AuditOutcome::Skipped(why) => return format!("weights of {name}: skipped, {why}\n"),
     };
     let mut text = match weights.fault_count {
-        0 => format!("weights of {name}: {} constants equal the checkpoint bit for bit\n", weights.tensors),
+        0 => {
+            let of_checkpoint = match dtype {
+                Precision::Fp32 => "the checkpoint".to_owned(),
+                _ => format!("the checkpoint's in {}", dtype.as_str()),
+            };
+            format!("weights of {name}: {} constants equal {of_checkpoint} bit for bit\n", weights.tensors)
+        }
         1 => format!("weights of {name}: 1 FAULT\n"),
         count => format!("weights of {name}: {count} FAULTS\n"),
     };

@@ -1,5 +1,7 @@
 //! The page of `moa-export verify --report`.
 
+use moa_graphs::Precision;
+
 use super::{
     args::VerifyArguments,
     receipt::{fact, file_fact, utc},
@@ -108,7 +110,7 @@ fn constants(section: &mut Section, result: &Verification) {
             }
         };
         let verdict = match weights.passed() {
-            true => Cell::Status(Status::Good, "bit for bit".into()),
+            true => Cell::Status(Status::Good, sameness_of_bits(result.dtype)),
             false => Cell::Status(Status::Bad, "differ".into()),
         };
         let graph = audit.graph.as_str().into();
@@ -119,12 +121,20 @@ fn constants(section: &mut Section, result: &Verification) {
     let different =
         |audit: &&FileAudit| audit.has_other_constants() || audit.nodes().is_some_and(|nodes| nodes.fault().is_some());
     for audit in result.audits.iter().filter(different) {
-        audit_line(audit).lines().for_each(|line| {
+        audit_line(audit, result.dtype).lines().for_each(|line| {
             section.paragraph(line.trim());
         });
     }
     if let Some(line) = origin(result) {
         section.paragraph(line);
+    }
+}
+
+/// What constants that agree agree with: in other types than f32, what rounding makes of the checkpoint.
+fn sameness_of_bits(dtype: Precision) -> String {
+    match dtype {
+        Precision::Fp32 => "bit for bit".into(),
+        _ => format!("bit for bit in {}", dtype.as_str()),
     }
 }
 
