@@ -42,6 +42,8 @@ pub struct StoredWeights {
     pub tensors: usize,
     /// Values.
     pub values: u64,
+    /// Bytes of them in the checkpoint.
+    pub bytes: u64,
 }
 
 /// A model in numbers.
@@ -86,9 +88,10 @@ fn stored(model: &Model) -> Vec<StoredWeights> {
     let mut by_type: BTreeMap<&'static str, StoredWeights> = BTreeMap::new();
     for weight in distinct.values() {
         let dtype = weight.stored_type();
-        let entry = by_type.entry(dtype).or_insert(StoredWeights { dtype, tensors: 0, values: 0 });
+        let entry = by_type.entry(dtype).or_insert(StoredWeights { dtype, tensors: 0, values: 0, bytes: 0 });
         entry.tensors += 1;
         entry.values = entry.values.saturating_add(model::elements(weight));
+        entry.bytes = entry.bytes.saturating_add(weight.stored_bytes());
     }
     by_type.into_values().collect()
 }

@@ -195,6 +195,24 @@ fn other_files_of_a_folder_are_not_counted() {
 }
 
 #[test]
+fn the_bytes_of_a_checkpoint_are_those_of_its_tensors() {
+    for (fixture, dtype, width) in [("nmt", "F32", 4), ("jetmoe/bf16", "BF16", 2)] {
+        let scene = Scene::with_fixture(fixture);
+        let file = scene.read("ck/model.safetensors");
+        let values = file.len() as u64 - 8 - u64::from_le_bytes(*file.first_chunk().unwrap());
+        let weights = &json(&scene, "inspect ck")["weights"];
+        assert_eq!(weights.as_array().map(Vec::len), Some(1), "{weights}");
+        let [bytes, count] = ["bytes", "values"].map(|key| weights[0][key].as_u64().unwrap());
+        assert_eq!((weights[0]["dtype"].as_str(), bytes), (Some(dtype), width * count), "{weights}");
+        assert!(bytes <= values && bytes * 2 > values, "{weights}, {values}");
+        let digits = bytes.to_string().into_bytes();
+        let groups: Vec<_> = digits.rchunks(3).rev().map(|group| std::str::from_utf8(group).unwrap()).collect();
+        let shown = scene.accepts("inspect ck");
+        assert!(shown.contains(&format!(" of {dtype}, {} bytes\n", groups.join(","))), "{shown}");
+    }
+}
+
+#[test]
 fn a_checkpoint_beside_a_graph_is_what_is_counted() {
     for fixture in ["jetmoe/bf16", "molm/pickled"] {
         let scene = Scene::new();

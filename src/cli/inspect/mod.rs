@@ -212,7 +212,8 @@ fn text(inspection: &Inspection) -> String {
     }
     for weights in &inspection.weights {
         let (values, tensors) = stored(weights.values, weights.tensors as u64);
-        text.push_str(&line("stored", &format!("{values} in {tensors} of {}", weights.dtype)));
+        let bytes = grouped(weights.bytes);
+        text.push_str(&line("stored", &format!("{values} in {tensors} of {}, {bytes} bytes", weights.dtype)));
     }
     if inspection.cache_bytes_per_token > 0 {
         let bytes = grouped(inspection.cache_bytes_per_token);
