@@ -67,6 +67,12 @@ impl Failure {
         Self::new(Code::Io, format!("{place}: {error}"), help_with(error))
     }
 
+    /// A result whose folder is missing.
+    pub(super) fn no_folder(path: &Path, folder: &Path) -> Self {
+        let message = format!("{} cannot be written: there is no folder {}", path.display(), folder.display());
+        Self::new(Code::WriteIo, message, Some("correct the path, or make the folder"))
+    }
+
     /// Something that must not be looked at.
     pub(super) fn closed(error: &std::io::Error, path: &Path) -> Self {
         let help = "let your user read and enter the folder and those above it, or give a copy that it may read";

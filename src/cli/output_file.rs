@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsStr,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -34,9 +35,18 @@ impl OutputFile {
         Ok(Self { name, staging })
     }
 
-    /// As [`Self::begin`]; none where nothing is named, or the standard output.
+    /// As [`Self::begin`], in a folder that is there; none where nothing is named, or the standard output.
+    ///
+    /// # Errors
+    ///
+    /// As there, and where the folder is missing: its name may be mistyped, and nobody would look for the result there.
     pub(super) fn of_option(path: Option<&Path>, force: bool) -> Result<Option<Self>, Failure> {
-        path.filter(|path| !is_stdout(path)).map(|path| Self::begin(path, force)).transpose()
+        let Some(path) = path.filter(|path| !is_stdout(path)) else { return Ok(None) };
+        let folder = folder_of(path);
+        if folder.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            return Err(Failure::no_folder(path, folder));
+        }
+        Self::begin(path, force).map(Some)
     }
 
     /// Writes the content, which has its name only after [`Self::commit`].

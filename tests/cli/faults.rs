@@ -286,12 +286,28 @@ fn what_was_computed_is_printed_though_a_file_cannot_be_written() {
     }
 }
 
-/// Two results of one command begin the same folder.
+/// A folder that is not there may be mistyped, and nobody would look for the result there.
 #[test]
-fn results_share_a_new_folder() {
+fn the_folder_of_a_result_must_be_there() {
     require_runtime();
-    let scene = Scene::with(&Model::layer());
+    let scene = Scene::with_fixture("mlm");
     scene.accepts("ck -o m.onnx");
+    scene.write("lines.ids", "4 5 6\n");
+    for (line, option) in [
+        ("bench m.onnx --seconds 3600", "--json"),
+        ("bench m.onnx --seconds 3600", "--csv"),
+        ("bench m.onnx --seconds 3600", "--report"),
+        ("verify m.onnx --checkpoint ck", "--json"),
+        ("verify m.onnx --checkpoint ck", "--report"),
+        ("profile m.onnx --inputs lines.ids", "--report"),
+        ("run m.onnx --random", "--outputs"),
+        ("run m.onnx --random", "--save-inputs"),
+    ] {
+        let told =
+            "new/deep/r cannot be written: there is no folder new/deep\nhelp: correct the path, or make the folder\n";
+        scene.refuses(&format!("{line} {option} new/deep/r"), 5, &["MOA-E0511", told]);
+    }
+    fs::create_dir(scene.path("new")).unwrap();
     scene.accepts("verify m.onnx --checkpoint ck --json new/r.json --report new/r.html");
     assert_eq!(scene.names("new"), ["r.html", "r.json"]);
 }

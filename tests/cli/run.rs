@@ -356,6 +356,7 @@ fn existing_outputs_are_kept() {
         let line = format!("run m.onnx --inputs inputs.safetensors --outputs {name}.safetensors --force");
         scene.refuses(&line, 2, &[&format!("{name}.safetensors {is}")]);
     }
+    fs::create_dir_all(scene.path("new/newer")).unwrap();
     scene.accepts("run m.onnx --inputs inputs.safetensors --outputs new/newer/o.safetensors");
     assert_eq!(scene.names("new/newer"), ["o.safetensors"]);
 }
@@ -424,9 +425,10 @@ fn files_that_cannot_be_read() {
 }
 
 #[test]
-fn failures_of_a_backend_leave_no_folder() {
+fn failures_of_a_backend_leave_nothing() {
     let scene = exported("--form fused");
     write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+    fs::create_dir_all(scene.path("new/newer")).unwrap();
     for backend in ["ort-function", "tract"] {
         let line = format!("run m.onnx --inputs inputs.safetensors --outputs new/newer/o --backend {backend}");
         scene.refuses(&line, 4, &["fused form"]);
