@@ -70,10 +70,13 @@ pub(super) fn nearest<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
     if names.contains(&typed) { None } else { names.iter().find(is_near).copied() }
 }
 
+fn is_command(word: &str) -> bool {
+    Arguments::command().find_subcommand(word).is_some()
+}
+
 /// The command that was typed, after a space; nothing where it is the export that needs none.
 fn named_command() -> String {
-    let names = Arguments::command();
-    let typed = first_word().filter(|typed| names.find_subcommand(typed).is_some());
+    let typed = first_word().filter(|typed| is_command(typed));
     typed.map(|name| format!(" {name}")).unwrap_or_default()
 }
 
@@ -95,7 +98,8 @@ pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
             _ => Ok(ExitCode::from(if asked { 0 } else { Code::Usage.exit() })),
         };
     }
-    if let Some(typed) = typed.filter(|typed| second_command(&error).is_some() && !typed.starts_with('-')) {
+    let is_checkpoint = |typed: &str| second_command(&error).is_some() || lacks_output(&error) && !is_command(typed);
+    if let Some(typed) = typed.filter(|typed| !typed.starts_with('-') && is_checkpoint(typed)) {
         return Err(Failure::usage(
             format!("there is neither a command nor a checkpoint called {typed:?}"),
             Some("run `moa-export --help`, which lists the commands"),
@@ -129,6 +133,12 @@ fn parts(error: &clap::Error, part: Part) -> &[String] {
 /// What follows a checkpoint and is no option, which the parser takes for a command.
 fn second_command(error: &clap::Error) -> Option<&str> {
     part(error, Part::InvalidSubcommand).filter(|_| error.kind() == Misuse::ArgumentConflict)
+}
+
+/// Whether nothing says where the result goes.
+fn lacks_output(error: &clap::Error) -> bool {
+    error.kind() == Misuse::MissingRequiredArgument
+        && parts(error, Part::InvalidArg).iter().any(|option| option.starts_with("--output "))
 }
 
 /// What to do where `--json` takes a file and was given none, or prints and was given one.

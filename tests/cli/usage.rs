@@ -172,6 +172,8 @@ fn words_in_the_wrong_place_are_told_their_option() {
         ("ck -o m.onnx --checkpoint ck", "help: run `moa-export --help`\n"),
         ("ck -o verify --checkpoint ck", "help: run `moa-export --help`\n"),
         ("convert ck out", "there is neither a command nor a checkpoint called \"convert\""),
+        ("version", "there is neither a command nor a checkpoint called \"version\""),
+        ("nowhere --dtype int8", "there is neither a command nor a checkpoint called \"nowhere\""),
         ("ck out", "'out' follows the checkpoint"),
     ] {
         scene.refuses(line, 2, &[part]);
