@@ -64,6 +64,11 @@ pub use tensorrt::{
 #[cfg(feature = "tract")]
 pub use tract::TRACT_VERSION;
 
+/// Whether `model` has operators of ours.
+pub fn uses_operators(model: &OnnxFile) -> bool {
+    !operators::used(model.model()).is_empty()
+}
+
 /// A runtime.
 pub trait Backend {
     /// Name on the command line and in reports.

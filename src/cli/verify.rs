@@ -23,11 +23,11 @@ use super::{
     verify_report,
 };
 use crate::{
-    backend::{BackendErrorKind, Ranges, names},
+    backend::{Ranges, names},
     checkpoint::Checkpoint,
     parity::{
         AuditOutcome, BackendReport, Comparison, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS,
-        RoundingCost, Skip, Step, ToleranceOptions, Verification, VerifyOptions, Watch, verify_watched,
+        RoundingCost, Skip, SkipKind, Step, ToleranceOptions, Verification, VerifyOptions, Watch, verify_watched,
     },
 };
 
@@ -72,6 +72,7 @@ pub(super) fn verify(
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
         required: names.filter(|name| named || is_given(name)).map(str::to_owned).collect(),
+        skip_same: !named,
     };
     let report_file = OutputFile::of_option(arguments.json.as_deref(), arguments.force)?;
     let page = OutputFile::of_option(arguments.report.as_deref(), arguments.force)?;
@@ -166,7 +167,7 @@ fn unused_backend(report: &BackendReport) -> Option<Failure> {
     let Skip { why, kind, help, .. } = report.skipped.as_ref()?;
     let (message, help) = (format!("backend {} was not used: {why}", report.backend), help.map(str::to_owned));
     Some(match kind {
-        BackendErrorKind::Unsupported => Failure::unsupported(message, help),
+        SkipKind::Unsupported => Failure::unsupported(message, help),
         _ => Failure::runtime(message, help),
     })
 }

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     backend::{Runner, names},
     onnx::OnnxFile,
-    parity::{Yardstick, choices_of, expose_routing},
+    parity::{SAME, Yardstick, choices_of, expose_routing},
     tensor::NamedTensors,
 };
 
@@ -78,6 +78,11 @@ impl<'a> Contest<'a> {
             let mut refusal = None;
             let before = contest.contestants.len();
             for backend in 0..setup.backends.len() {
+                if !setup.backends_are_named && contest.repeats(member, backend) {
+                    let subject = contest.subject(member, backend);
+                    result.skipped.push(Skipped { subject, why: SAME.to_owned() });
+                    continue;
+                }
                 match contest.contestant(member, backend) {
                     Ok(contestant) => contest.contestants.push(contestant),
                     Err(LatencyError::Backend(error))
@@ -100,6 +105,14 @@ impl<'a> Contest<'a> {
             peak_memory: contestant.peak_memory,
         }));
         Ok(contest)
+    }
+
+    /// Whether `backend` computes what ONNX Runtime computes with the library, which it does not need.
+    fn repeats(&self, member: usize, backend: usize) -> bool {
+        let runs = |one: &Contestant| one.member == member && one.subject.backend == names::ORT;
+        self.setup.backends[backend].name() == names::ORT_FUNCTION
+            && self.contestants.iter().any(runs)
+            && !uses_operators(&self.job.members[member].file)
     }
 
     fn subject(&self, member: usize, backend: usize) -> Subject {

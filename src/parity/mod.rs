@@ -42,7 +42,7 @@ pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
-    backend::{Backend, BackendError, BackendErrorKind},
+    backend::{Backend, BackendError, BackendErrorKind, names, uses_operators},
     checkpoint::Checkpoint,
     export::{ExportError, import},
     metadata,
@@ -63,6 +63,8 @@ pub struct VerifyOptions {
     pub seed: u64,
     /// Names of backends that are not skipped: where one cannot be used, nothing is verified.
     pub required: Vec<String>,
+    /// Whether `ort-function` is skipped where the model has none of our operators, so that `ort` runs the same.
+    pub skip_same: bool,
 }
 
 /// What a verification does next.
@@ -120,11 +122,18 @@ pub struct BackendReport {
     pub graphs: Vec<GraphReport>,
 }
 
+impl BackendReport {
+    fn of(backend: &dyn Backend, Truth { reference, .. }: Truth<'_>) -> Self {
+        let (activations, products) = (reference.activations(), reference.products());
+        Self { backend: backend.name().into(), skipped: None, activations, products, graphs: Vec::new() }
+    }
+}
+
 /// Why a backend was not used.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Skip {
     /// What kind of reason that is.
-    pub kind: BackendErrorKind,
+    pub kind: SkipKind,
     /// For a line of text.
     pub why: String,
     /// The same without the places that were looked at.
@@ -137,12 +146,37 @@ pub struct Skip {
     pub is_asked_for: bool,
 }
 
+/// Kinds of reasons why a backend was not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SkipKind {
+    /// A runtime or library is missing, too old or cannot be loaded.
+    Runtime,
+    /// It does not take this model.
+    Unsupported,
+    /// Another backend ran the same.
+    Same,
+}
+
 impl Skip {
     fn of(error: &BackendError) -> Self {
-        let (kind, help, is_asked_for) = (error.kind(), error.help(), error.is_asked_for());
+        let kind = match error.kind() {
+            BackendErrorKind::Unsupported => SkipKind::Unsupported,
+            _ => SkipKind::Runtime,
+        };
+        let (help, is_asked_for) = (error.help(), error.is_asked_for());
         Self { why: error.to_string(), brief: error.brief(), kind, help, is_asked_for }
     }
+
+    fn same() -> Self {
+        let why = SAME.to_owned();
+        Self { brief: why.clone(), why, kind: SkipKind::Same, help: None, is_asked_for: false }
+    }
 }
+
+/// Why ONNX Runtime is not used a second time without the operator library.
+pub const SAME: &str = "the same as ort: the model has none of our operators";
 
 fn as_text<S: serde::Serializer>(value: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
@@ -307,7 +341,11 @@ pub fn verify_watched(
         }
         let truth = Truth { reference: &reference, trained: trained.as_ref(), tolerance: options.tolerance, watch };
         watch.begin(Step::Runs { backend: backend.name(), count });
-        let mut report = run_backend(backend.as_ref(), &files, &model, truth, options.seed)?;
+        let is_same = options.skip_same && repeats(backend.as_ref(), &reports, &files);
+        let mut report = match is_same {
+            true => BackendReport { skipped: Some(Skip::same()), ..BackendReport::of(backend.as_ref(), truth) },
+            false => run_backend(backend.as_ref(), &files, &model, truth, options.seed)?,
+        };
         for graph in report.graphs.iter_mut().filter(|graph| graph.failure.is_none()) {
             let cost = graph.rounding_cost.take();
             rounding_cost.extend(cost.filter(|cost| rounding_cost.iter().all(|told| told.graph != cost.graph)));
@@ -376,6 +414,14 @@ fn must_be_there(backend: &dyn Backend, file: &OnnxFile) -> Result<(), VerifyErr
     })
 }
 
+/// Whether `backend` computes what ONNX Runtime has computed with the library, which it did not need.
+fn repeats(backend: &dyn Backend, reports: &[BackendReport], files: &Files) -> bool {
+    let has_run = |report: &BackendReport| report.backend == names::ORT && report.skipped.is_none();
+    backend.name() == names::ORT_FUNCTION
+        && reports.iter().any(has_run)
+        && !files.graphs.iter().any(|(_, file)| uses_operators(file))
+}
+
 fn run_backend(
     backend: &dyn Backend,
     files: &Files,
@@ -389,10 +435,7 @@ fn run_backend(
     let exact = || (!may_round).then(|| truth.reference.with_exact_products());
     let rounding = rounded.map(|to| truth.reference.rounding_to(to)).or_else(exact);
     let truth = Truth { reference: rounding.as_ref().unwrap_or(truth.reference), ..truth };
-    let activations = truth.reference.activations();
-    let products = truth.reference.products();
-    let name = backend.name().into();
-    let mut report = BackendReport { backend: name, skipped: None, activations, products, graphs: Vec::new() };
+    let mut report = BackendReport::of(backend, truth);
     let mut checks = Vec::new();
     for (part, file) in &files.graphs {
         match GraphCheck::load(backend, file, (*part, files.settings.last_logits), truth) {

@@ -288,6 +288,21 @@ fn what_cannot_be_compared_is_said() {
     fused.refuses("bench m.onnx --backends ort-function", 4, &["fused form"]);
 }
 
+/// What ONNX Runtime computes just so with the library is timed once, unless both are named.
+#[test]
+fn a_graph_of_standard_operators_is_timed_once_by_onnx_runtime() {
+    let scene = exported("--form standard");
+    let line = format!("bench m.onnx {QUICK} --no-operators");
+    let result = json(&scene.accepts(&format!("{line} --checkpoint ck --json -")));
+    let backends = |key: &str| {
+        let subjects = list(&result, key).iter().map(|one| one["subject"]["backend"].as_str().unwrap());
+        subjects.collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(backends("rows").into_iter().collect::<Vec<_>>(), ["ort"]);
+    assert_eq!(backends("skipped").into_iter().collect::<Vec<_>>(), ["ort-function"]);
+    assert_eq!(list(&result, "skipped")[0]["why"], "the same as ort: the model has none of our operators");
+}
+
 #[test]
 fn several_models_take_turns() {
     let scene = exported("");

@@ -41,7 +41,7 @@ use crate::{
         BenchResult, Budget, Choice, End, Grid, Incomparable, LatencyError, Machine, Model, Moment, Options, Receipt,
         Regression, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
     },
-    parity::{Finding, ToleranceOptions, VerifyError, VerifyOptions, verify_watched},
+    parity::{Finding, VerifyError, VerifyOptions, verify_watched},
     tensor::NamedTensors,
     tensor_file,
 };
@@ -221,7 +221,8 @@ fn verified(
     let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
     let named = if arguments.backends.is_empty() { &[] } else { backends };
     let required = named.iter().map(|backend| backend.name().to_owned()).collect();
-    let options = VerifyOptions { tolerance: ToleranceOptions::default(), seed: arguments.seed(), required };
+    let options =
+        VerifyOptions { seed: arguments.seed(), required, skip_same: named.is_empty(), ..VerifyOptions::default() };
     let (mut all, progress) = (Vec::new(), VerifyProgress::new());
     for model in models {
         let result = match verify_watched(&model.path, &checkpoint, backends, &options, &progress) {
