@@ -30,7 +30,7 @@ use crate::{
     files::folder_of,
     shell::path_word,
     side_files,
-    text::{CONFIG_FILE, GenerationConfig, Segmentation, Tokenizer},
+    text::{Segmentation, TRANSLATION_CONFIG, Tokenizer, TranslationConfig},
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
@@ -155,7 +155,7 @@ fn file_of<'a>(report: &'a ExportReport, name: &str) -> Option<&'a Path> {
 
 /// Says that a translation model has no dictionary.
 fn note_of_dictionary(report: &ExportReport) {
-    if file_of(report, &graph_file(ENCODER)).is_some() && file_of(report, CONFIG_FILE).is_none() {
+    if file_of(report, &graph_file(ENCODER)).is_some() && file_of(report, TRANSLATION_CONFIG).is_none() {
         note(
             "no dictionary was found, and `generate` needs one: export with --dict FILE, or --source-dict and --target-dict",
         );
@@ -164,9 +164,9 @@ fn note_of_dictionary(report: &ExportReport) {
 
 /// Says that text must be split before it is given, where a dictionary holds pieces and `generate` does not split.
 fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
-    let Some(config) = file_of(report, CONFIG_FILE) else { return Ok(()) };
+    let Some(config) = file_of(report, TRANSLATION_CONFIG) else { return Ok(()) };
     let folder = folder_of(config);
-    let config = GenerationConfig::read(folder)?;
+    let config = TranslationConfig::read(folder)?;
     if config.segmentation != Segmentation::Words {
         return Ok(());
     }

@@ -23,7 +23,7 @@ use crate::{
     profile::{ProfileError, Profiler},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
     tensor_file,
-    text::{Dictionary, GenerationConfig, Tokenizer, read_bytes},
+    text::{Dictionary, Tokenizer, TranslationConfig, read_bytes},
 };
 
 /// Most bytes of one file of lines.
@@ -184,7 +184,7 @@ fn fairseq_lines(
     arguments: &ProfileArguments,
     profiler: &Profiler,
     (path, text): (&Path, &str),
-    (config, tokenizer): (&GenerationConfig, &Tokenizer),
+    (config, tokenizer): (&TranslationConfig, &Tokenizer),
 ) -> Result<Vec<Line>, Failure> {
     let (mut lines, mut open, mut tokens) = (Vec::new(), Vec::new(), vec![(0, 0); text.lines().count()]);
     // Those without a target, each at its place in the file, as errors count them.

@@ -10,13 +10,13 @@ use crate::text::HubTokenizer;
 use crate::{
     file_names::{ENCODER, graph_file},
     profile::Profiler,
-    text::{CONFIG_FILE, Dictionary, GenerationConfig, TextError, Tokenizer},
+    text::{Dictionary, TRANSLATION_CONFIG, TextError, Tokenizer, TranslationConfig},
 };
 
 /// The vocabulary beside the graphs.
 pub(super) enum Vocabulary {
     /// Of a translation model.
-    Fairseq { config: GenerationConfig, tokenizer: Box<Tokenizer> },
+    Fairseq { config: TranslationConfig, tokenizer: Box<Tokenizer> },
     /// Of a language model.
     #[cfg(feature = "tokenizers")]
     Hub(Box<HubTokenizer>),
@@ -26,8 +26,8 @@ impl Vocabulary {
     /// The vocabulary of `folder`, if it holds one. A `tokenizer.json` that cannot be used is an error where text is to
     /// be read.
     pub(super) fn find(folder: &Path, reads_text: bool) -> Result<Option<Self>, TextError> {
-        if folder.join(CONFIG_FILE).exists() {
-            let config = GenerationConfig::read(folder)?;
+        if folder.join(TRANSLATION_CONFIG).exists() {
+            let config = TranslationConfig::read(folder)?;
             let tokenizer = Box::new(Tokenizer::read(folder, &config)?);
             return Ok(Some(Self::Fairseq { tokenizer, config }));
         }

@@ -10,7 +10,7 @@ use crate::{
     file_names::{CONFIG, ENCODER, GENAI_CONFIG, GENERATION_CONFIG, MODEL, graph_file},
     files::stays_below,
     onnx::{OnnxFile, read::ValueInfo, read_model},
-    text::{CONFIG_FILE as TRANSLATION_CONFIG, Keys, TextError},
+    text::{Keys, TRANSLATION_CONFIG, TextError},
 };
 
 const EOS: &str = "eos_token_id";

@@ -14,7 +14,7 @@ use crate::{
         read::{Dim, ValueInfo},
         read_model,
     },
-    text::CONFIG_FILE,
+    text::TRANSLATION_CONFIG,
 };
 
 /// The graphs, checked against each other.
@@ -32,7 +32,7 @@ pub(super) struct Graphs {
 impl Graphs {
     pub(super) fn read(folder: &Path) -> Result<Self, GenerateError> {
         let paths = [ENCODER, DECODER].map(|stem| folder.join(graph_file(stem)));
-        for path in paths.iter().chain([&folder.join(CONFIG_FILE)]) {
+        for path in paths.iter().chain([&folder.join(TRANSLATION_CONFIG)]) {
             if matches!(path.try_exists(), Ok(false)) {
                 return Err(GenerateError::Missing { path: path.clone() });
             }

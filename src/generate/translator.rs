@@ -20,7 +20,7 @@ use super::{
 use crate::{
     backend::{OrtOperators, OrtOptions, OrtSession, OrtTrace},
     onnx::OnnxFile,
-    text::{Dictionary, GenerationConfig, Tokenizer},
+    text::{Dictionary, Tokenizer, TranslationConfig},
 };
 
 /// How a [`Translator`] computes.
@@ -69,7 +69,7 @@ pub struct Hypothesis {
 /// A translation model that is ready to run.
 #[derive(Debug)]
 pub struct Translator {
-    config: GenerationConfig,
+    config: TranslationConfig,
     tokenizer: Tokenizer,
     encoder: OrtSession,
     decoder: OrtSession,
@@ -103,7 +103,7 @@ impl Translator {
             return Err(GenerateError::Option("batch 0: it must be at least 1".into()));
         }
         let graphs = Graphs::read(folder)?;
-        let mut config = GenerationConfig::read(folder)?;
+        let mut config = TranslationConfig::read(folder)?;
         let fewer = |limit: Option<usize>, graph: &OnnxFile| limit.into_iter().chain(graph.most_positions()).min();
         config.max_source_positions = fewer(config.max_source_positions, &graphs.encoder);
         config.max_target_positions = fewer(config.max_target_positions, &graphs.decoder);
@@ -310,7 +310,7 @@ impl Translator {
 fn check_vocabulary(
     folder: &Path,
     graphs: &Graphs,
-    config: &GenerationConfig,
+    config: &TranslationConfig,
     tokenizer: &Tokenizer,
 ) -> Result<(), GenerateError> {
     let symbols = tokenizer.target().len();

@@ -60,7 +60,12 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 /// The files of these names in `folder`, and the operator library, as far as an export may have written them.
 pub(crate) fn files_in(folder: &Path) -> Vec<PathBuf> {
     let is_ours = |path: &PathBuf| fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= LARGEST);
-    names().map(str::to_owned).chain([library_file(ORT_LIBRARY)]).map(|name| folder.join(name)).filter(is_ours).collect()
+    names()
+        .map(str::to_owned)
+        .chain([library_file(ORT_LIBRARY)])
+        .map(|name| folder.join(name))
+        .filter(is_ours)
+        .collect()
 }
 
 /// A file to write: its name and its content.

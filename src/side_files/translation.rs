@@ -9,7 +9,7 @@ use moa_graphs::{
 use serde_json::Value;
 
 use super::{LARGEST, SideFile, SideFileOptions, file_in};
-use crate::text::{BpeCodes, CONFIG_FILE, Dictionary, GenerationConfig, Segmentation, TextError, read_bytes};
+use crate::text::{BpeCodes, Dictionary, Segmentation, TRANSLATION_CONFIG, TextError, TranslationConfig, read_bytes};
 
 const DICTIONARY: &str = "dict.txt";
 const SOURCE_DICTIONARY: &str = "dict.source.txt";
@@ -25,7 +25,8 @@ const OTHER_CODES: &str = "bpecodes";
 const CODES_BESIDE: [&str; 2] = [CODES, OTHER_CODES];
 
 /// Names of all these files, but for the dictionaries of languages.
-pub(super) const NAMES: [&str; 6] = [CONFIG_FILE, DICTIONARY, SOURCE_DICTIONARY, TARGET_DICTIONARY, CODES, OTHER_CODES];
+pub(super) const NAMES: [&str; 6] =
+    [TRANSLATION_CONFIG, DICTIONARY, SOURCE_DICTIONARY, TARGET_DICTIONARY, CODES, OTHER_CODES];
 
 impl SideFileOptions {
     /// Dictionaries and codes, named or found: dictionaries beside the checkpoint, codes beside the dictionary.
@@ -124,15 +125,19 @@ pub(crate) fn side_files(
         result.push(SideFile { name: (*name).into(), bytes: read_bytes(path, LARGEST)? });
     }
     let last = written.iter().rev().find(|(name, _)| *name != CODES).map_or(DICTIONARY, |(name, _)| name);
-    let mut generation = GenerationConfig::fairseq(segmentation, written[0].0, last);
+    let mut generation = TranslationConfig::fairseq(segmentation, written[0].0, last);
     generation.bpe_codes = codes.as_ref().map(|_| CODES.into());
     describe(&mut generation, model, config)?;
-    result.push(SideFile { name: CONFIG_FILE.into(), bytes: generation.to_json().into_bytes() });
+    result.push(SideFile { name: TRANSLATION_CONFIG.into(), bytes: generation.to_json().into_bytes() });
     Ok(result)
 }
 
 /// Adds what the model says about its sequences.
-fn describe(generation: &mut GenerationConfig, model: &EncoderDecoder, config: &Config) -> Result<(), VocabularyError> {
+fn describe(
+    generation: &mut TranslationConfig,
+    model: &EncoderDecoder,
+    config: &Config,
+) -> Result<(), VocabularyError> {
     for embedding in [&model.encoder.embedding, &model.decoder.embedding] {
         if i64::try_from(embedding.pad_token_id) != Ok(Dictionary::PAD) {
             return Err(VocabularyError::Padding { found: embedding.pad_token_id });

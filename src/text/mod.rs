@@ -4,16 +4,15 @@
 //! Nothing here knows a model or a runtime.
 
 mod bpe;
-mod config;
 mod dictionary;
 mod error;
 mod hub;
 #[cfg(feature = "tokenizers")]
 mod hub_tokenizer;
 mod tokenizer;
+mod translation_config;
 
 pub use bpe::BpeCodes;
-pub use config::{CONFIG_FILE, GenerationConfig, Segmentation};
 pub use dictionary::Dictionary;
 pub use error::TextError;
 pub(crate) use error::read_bytes;
@@ -21,3 +20,4 @@ pub use hub::{Keys, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 #[cfg(feature = "tokenizers")]
 pub use hub_tokenizer::{HubTokenizer, Pieces};
 pub use tokenizer::Tokenizer;
+pub use translation_config::{Segmentation, TRANSLATION_CONFIG, TranslationConfig};

@@ -3,9 +3,9 @@
 use std::{collections::HashMap, path::Path};
 
 use super::{
-    BpeCodes, Dictionary, GenerationConfig, TextError,
-    config::{Files, Segmentation},
+    BpeCodes, Dictionary, TextError, TranslationConfig,
     dictionary::{CONTINUES, SPACE},
+    translation_config::{Files, Segmentation},
 };
 
 /// Turns text into the ids that a model was trained on, and back.
@@ -29,7 +29,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// Where a file cannot be read or breaks its format.
-    pub fn read(folder: &Path, config: &GenerationConfig) -> Result<Self, TextError> {
+    pub fn read(folder: &Path, config: &TranslationConfig) -> Result<Self, TextError> {
         let Files { source, target, codes } = config.files(folder)?;
         let source_dictionary = Dictionary::read(&source)?;
         let target_dictionary = if source == target { source_dictionary.clone() } else { Dictionary::read(&target)? };

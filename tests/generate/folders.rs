@@ -8,7 +8,7 @@ use moa_export::{
     export::{ExportError, ExportOptions, SideFileOptions, VocabularyError, export_with},
     generate::{GenerateError, Prompt, SearchOptions, Translator, TranslatorOptions},
     onnx::proto::{ModelProto, NodeProto, StringStringEntryProto, TensorProto, tensor_proto::DataType, type_proto},
-    text::{GenerationConfig, Segmentation},
+    text::{Segmentation, TranslationConfig},
 };
 use moa_graphs::Form;
 use prost::Message;
@@ -39,14 +39,14 @@ fn export_named(vocabulary: &SideFileOptions, model: &str, out: &Path) -> Result
 }
 
 /// Exports [`UNTIED`] with dictionaries of these texts.
-fn export_untied(texts: &[String; 2], folder: &TempDir) -> GenerationConfig {
+fn export_untied(texts: &[String; 2], folder: &TempDir) -> TranslationConfig {
     let dictionaries = ["dict.en.txt", "dict.de.txt"].map(|name| folder.path().join(name));
     for (path, text) in dictionaries.iter().zip(texts) {
         fs::write(path, text).unwrap();
     }
     let vocabulary = SideFileOptions { dictionaries: Some(dictionaries), ..SideFileOptions::default() };
     assert_eq!(export_named(&vocabulary, UNTIED, &out(folder)).unwrap(), 5);
-    GenerationConfig::read(&out(folder)).unwrap()
+    TranslationConfig::read(&out(folder)).unwrap()
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn dictionaries_are_found_by_language() {
         export_named(&vocabulary, checkpoint.to_str().unwrap(), out).unwrap()
     };
     assert_eq!(files(&out(&folder)), 6);
-    let generation = GenerationConfig::read(&out(&folder)).unwrap();
+    let generation = TranslationConfig::read(&out(&folder)).unwrap();
     assert_eq!([generation.source_dictionary, generation.target_dictionary], ["dict.source.txt", "dict.target.txt"]);
     assert_eq!(generation.bpe_codes.as_deref(), Some("bpe.codes"));
     for (name, symbols) in [("dict.source.txt", &english), ("dict.target.txt", &german)] {
@@ -358,7 +358,7 @@ fn a_model_without_positions_has_the_limits_of_its_configuration() {
         let vocabulary = SideFileOptions { dictionaries, ..SideFileOptions::default() };
         let options = ExportOptions { force: true, ..ExportOptions::default() };
         export_with(&checkpoint, &out(&folder), &options, &vocabulary).unwrap();
-        let written = GenerationConfig::read(&out(&folder)).unwrap();
+        let written = TranslationConfig::read(&out(&folder)).unwrap();
         assert_eq!((written.max_source_positions, written.max_target_positions), (Some(source), Some(64)));
     }
 }

@@ -125,7 +125,7 @@ fn finds_most_of_the_translations(precision: Precision) {
 #[test]
 fn the_source_tokens_are_those_of_upstream() {
     let folder = exported(Form::Function);
-    let config = moa_export::text::GenerationConfig::read(&crate::out(&folder)).unwrap();
+    let config = moa_export::text::TranslationConfig::read(&crate::out(&folder)).unwrap();
     let tokenizer = moa_export::text::Tokenizer::read(&crate::out(&folder), &config).unwrap();
     for item in items() {
         let mut tokens = tokenizer.encode(item["source"].as_str().unwrap());

@@ -3,7 +3,7 @@
 use super::{Code, Failure};
 use crate::{
     generate::GenerateError,
-    text::{CONFIG_FILE, TOKENIZER_FILE, TextError},
+    text::{TOKENIZER_FILE, TRANSLATION_CONFIG, TextError},
 };
 
 impl From<GenerateError> for Failure {
@@ -23,7 +23,9 @@ impl From<GenerateError> for Failure {
             GenerateError::Backend(error) => error.into(),
             GenerateError::Missing { path } => {
                 let help = match path.file_name().and_then(|name| name.to_str()) {
-                    Some(CONFIG_FILE) => "export again with --dict FILE, or dict.txt beside it; baselines have none",
+                    Some(TRANSLATION_CONFIG) => {
+                        "export again with --dict FILE, or dict.txt beside it; baselines have none"
+                    }
                     Some(TOKENIZER_FILE) => "give token ids with --token-ids, or put the model's tokenizer.json there",
                     _ => "give the folder that `moa-export CHECKPOINT -o OUT` wrote for a model that generates text",
                 };

@@ -12,7 +12,7 @@ use super::{
 use crate::files::{BYTE_ORDER_MARK, is_plain_name};
 
 /// Name of the file in an exported folder.
-pub const CONFIG_FILE: &str = "generation.json";
+pub const TRANSLATION_CONFIG: &str = "generation.json";
 
 const FORMAT: u32 = 1;
 const LIMIT: u64 = 1 << 20;
@@ -59,7 +59,7 @@ pub enum Segmentation {
 
 /// Which files and ids belong to an exported translation model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GenerationConfig {
+pub struct TranslationConfig {
     format: u32,
     /// How text is cut into symbols.
     #[serde(rename = "tokenizer")]
@@ -93,7 +93,7 @@ pub(super) struct Files {
     pub(super) codes: Option<PathBuf>,
 }
 
-impl GenerationConfig {
+impl TranslationConfig {
     /// The configuration of a fairseq model: its ids, a decoder that starts from the end symbol.
     pub fn fairseq(segmentation: Segmentation, source_dictionary: &str, target_dictionary: &str) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl GenerationConfig {
     ///
     /// Where it cannot be read, has another format, or states what this program cannot do.
     pub fn read(folder: &Path) -> Result<Self, TextError> {
-        let path = folder.join(CONFIG_FILE);
+        let path = folder.join(TRANSLATION_CONFIG);
         let text = read_text(&path, LIMIT)?;
         let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
         let malformed = |what: String| TextError::malformed(&path, what);
@@ -170,7 +170,7 @@ impl GenerationConfig {
     pub(super) fn files(&self, folder: &Path) -> Result<Files, TextError> {
         let place = |name: &str| match is_plain_name(name) {
             true => Ok(folder.join(name)),
-            false => Err(TextError::malformed(&folder.join(CONFIG_FILE), format!("{name:?} is no file name"))),
+            false => Err(TextError::malformed(&folder.join(TRANSLATION_CONFIG), format!("{name:?} is no file name"))),
         };
         Ok(Files {
             source: place(&self.source_dictionary)?,
@@ -184,17 +184,17 @@ impl GenerationConfig {
 mod tests {
     use std::{collections::BTreeSet, fs};
 
-    use super::{CONFIG_FILE, GenerationConfig, KEYS, Segmentation};
+    use super::{KEYS, Segmentation, TRANSLATION_CONFIG, TranslationConfig};
 
-    fn read(text: &str) -> Result<GenerationConfig, String> {
+    fn read(text: &str) -> Result<TranslationConfig, String> {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
-        GenerationConfig::read(folder.path()).map_err(|error| error.to_string())
+        fs::write(folder.path().join(TRANSLATION_CONFIG), text).unwrap();
+        TranslationConfig::read(folder.path()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn what_is_written_is_read() {
-        let mut config = GenerationConfig::fairseq(Segmentation::Bpe, "dict.txt", "dict.txt");
+        let mut config = TranslationConfig::fairseq(Segmentation::Bpe, "dict.txt", "dict.txt");
         config.bpe_codes = Some("bpe.codes".into());
         config.max_source_positions = Some(1024);
         assert_eq!(read(&config.to_json()).unwrap(), config);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_done_is_refused() {
-        let good = GenerationConfig::fairseq(Segmentation::Words, "dict.txt", "dict.txt").to_json();
+        let good = TranslationConfig::fairseq(Segmentation::Words, "dict.txt", "dict.txt").to_json();
         for (from, to, why) in [
             ("\"format\": 1", "\"format\": 2", "format 2; format 1 is read"),
             ("\"pad_token_id\": 1", "\"pad_token_id\": 0", "pad_token_id is 0"),
@@ -226,7 +226,7 @@ mod tests {
     /// All keys that are written have a form, and each has that.
     #[test]
     fn every_key_has_a_form() {
-        let written = GenerationConfig::fairseq(Segmentation::Words, "dict.txt", "dict.txt").to_json();
+        let written = TranslationConfig::fairseq(Segmentation::Words, "dict.txt", "dict.txt").to_json();
         let written: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&written).unwrap();
         assert_eq!(written.keys().map(String::as_str).collect::<BTreeSet<_>>(), KEYS.map(|(key, ..)| key).into());
         let all = serde_json::json!([null, 7, -7, 1.5, "bpe", true, [], {}]);
@@ -234,19 +234,19 @@ mod tests {
             for value in all.as_array().unwrap().iter().filter(|value| holds(value)) {
                 let mut config = written.clone();
                 config.insert(key.into(), value.clone());
-                let read = serde_json::from_value::<GenerationConfig>(config.into());
+                let read = serde_json::from_value::<TranslationConfig>(config.into());
                 assert!(read.is_ok(), "{key}: {value}: {read:?}");
             }
             let mut config = written.clone();
             config.remove(key);
-            assert_eq!(serde_json::from_value::<GenerationConfig>(config.into()).is_err(), required, "{key}");
+            assert_eq!(serde_json::from_value::<TranslationConfig>(config.into()).is_err(), required, "{key}");
         }
     }
 
     #[test]
     fn files_stay_in_the_folder() {
         for name in ["../dict.txt", "/etc/passwd", "a/b", "a\\b", "c:dict.txt", "..", ""] {
-            let config = GenerationConfig::fairseq(Segmentation::Words, name, "dict.txt");
+            let config = TranslationConfig::fairseq(Segmentation::Words, name, "dict.txt");
             assert!(config.files(std::path::Path::new("out")).is_err(), "{name}");
         }
     }
