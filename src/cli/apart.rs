@@ -29,12 +29,12 @@ pub(super) fn keep_apart<'a>(outputs: &[Option<&Path>], inputs: impl Iterator<It
     for (index, output) in outputs.iter().enumerate() {
         if outputs[..index].iter().any(|other| place(other) == place(output)) {
             let message = format!("{} is named twice", output.display());
-            return Err(Failure::usage(message, Some("give every result a file of its own")));
+            return Err(Failure::usage(message, "give every result a file of its own"));
         }
         if inputs.iter().any(|input| is_of(output, input)) {
             let message = format!("{} is read by this command and would be overwritten", output.display());
             let help = "write to another file; it may take that place when the command has ended";
-            return Err(Failure::usage(message, Some(help)));
+            return Err(Failure::usage(message, help));
         }
     }
     Ok(())

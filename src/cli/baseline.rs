@@ -135,7 +135,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
 
 /// An option that changes nothing of this model.
 fn nothing(option: &str, why: &str) -> Failure {
-    Failure::usage(format!("{option} changes nothing here: {why}"), Some("leave it out"))
+    Failure::usage(format!("{option} changes nothing here: {why}"), "leave it out")
 }
 
 /// Refuses to write over the configuration that is read.

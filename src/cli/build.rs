@@ -186,7 +186,7 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
         let files = graphs_in(&arguments.model)?;
         if arguments.output.extension().is_some_and(|ending| ending == "plan") {
             let message = format!("{} is a folder, and -o names one plan", arguments.model.display());
-            return Err(Failure::usage(message, Some("give a folder for the plans: -o PLANS")));
+            return Err(Failure::usage(message, "give a folder for the plans: -o PLANS"));
         }
         let plan = |(_, path): (_, PathBuf)| {
             let name = name_of(&path.with_extension("plan"));
@@ -197,7 +197,7 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
         let (folder, name) = output_place(&arguments.output)?;
         if name.ends_with(".onnx") {
             let message = format!("{name} is the name of a model, and a plan is none");
-            return Err(Failure::usage(message, Some("give -o NAME.plan")));
+            return Err(Failure::usage(message, "give -o NAME.plan"));
         }
         (folder, vec![(arguments.model.clone(), name)])
     };
@@ -219,7 +219,7 @@ fn dtype_fits(arguments: &BuildArguments, gpu: Option<&Gpu>, file: &OnnxFile) ->
     }
     if arguments.tf32 && dtype != Dtype::Fp32 {
         let message = format!("--tf32 is for models of fp32, and {} is {}", file.path().display(), dtype.name());
-        return Err(Failure::usage(message, Some("leave out --tf32")));
+        return Err(Failure::usage(message, "leave out --tf32"));
     }
     Ok(must_fit(gpu, None, dtype)?)
 }

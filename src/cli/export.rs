@@ -133,7 +133,7 @@ fn side_file_options(arguments: &ExportArguments) -> Result<SideFileOptions, Fai
     if arguments.with_library && arguments.form == FormArgument::Standard {
         return Err(Failure::usage(
             "--with-library copies the operator library, which computes nothing in --form standard",
-            Some("leave out one of the two"),
+            "leave out one of the two",
         ));
     }
     let joined = arguments.dict.as_ref().map(|path| [path.clone(), path.clone()]);

@@ -37,8 +37,8 @@ impl Failure {
         Self::new(Code::OutputIsInput, message, Some(help))
     }
 
-    pub(super) fn usage(message: impl Into<String>, help: Option<&str>) -> Self {
-        Self::new(Code::Usage, message, help)
+    pub(super) fn usage(message: impl Into<String>, help: &str) -> Self {
+        Self::new(Code::Usage, message, Some(help))
     }
 
     pub(super) fn unsupported(message: impl Into<String>, help: Option<String>) -> Self {
@@ -87,7 +87,7 @@ impl Failure {
             TextError::Folder { .. } => Self::new(Code::Io, message, Some(FOLDER_HELP)),
             TextError::Limit { .. } => Self::too_much(message, "split the file"),
             TextError::Malformed { .. } | TextError::Dictionary { .. } | TextError::Codes { .. } => {
-                Self::malformed(message, Some("give a file of lines"))
+                Self::malformed(message, "give a file of lines")
             }
         }
     }
@@ -104,8 +104,8 @@ impl Failure {
         Self::new(Code::Interrupted, message, None)
     }
 
-    pub(super) fn malformed(message: impl Into<String>, help: Option<&str>) -> Self {
-        Self::new(Code::Content, message, help)
+    pub(super) fn malformed(message: impl Into<String>, help: &str) -> Self {
+        Self::new(Code::Content, message, Some(help))
     }
 
     pub(super) fn bug(panic: &str) -> Self {

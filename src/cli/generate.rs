@@ -53,7 +53,7 @@ fn no_folder(file: &Path) -> Failure {
         Err(NoGraph::Any { .. }) if !holds_causal_lm(folder) => instead_of(folder),
         _ => format!("give the folder that holds it: {}", folder.display()),
     };
-    Failure::usage(format!("{} is no folder", file.display()), Some(&help))
+    Failure::usage(format!("{} is no folder", file.display()), &help)
 }
 
 fn translate_all(arguments: &GenerateArguments, interruption: &Interruption) -> Result<ExitCode, Failure> {
@@ -64,7 +64,7 @@ fn translate_all(arguments: &GenerateArguments, interruption: &Interruption) -> 
             "--max-new" => "leave it out: --max-len-a and --max-len-b say how long a translation may become",
             _ => "leave it out; see `moa-export generate --help`",
         };
-        return Err(Failure::usage(message, Some(help)));
+        return Err(Failure::usage(message, help));
     }
     let search = search_options(&arguments.translation);
     let mut inputs = Inputs::open(arguments)?;

@@ -92,7 +92,7 @@ impl Inputs {
         let argument = arguments.input.as_str();
         if arguments.buffer.is_some() && argument != "-" {
             let message = "--buffer is for --input -: a text or a file is read whole";
-            return Err(Failure::usage(message, Some("leave out --buffer")));
+            return Err(Failure::usage(message, "leave out --buffer"));
         }
         let is_whole = arguments.text.whole_input || arguments.buffer.is_none() && stdin_is_file();
         if argument == "-" && !is_whole {
@@ -171,7 +171,7 @@ fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => {
             let help = "give a file of lines; a text that is the name of a folder goes to stdin: `… --input -`";
-            Err(Failure::usage(format!("--input {argument}: it is a folder"), Some(help)))
+            Err(Failure::usage(format!("--input {argument}: it is a folder"), help))
         }
         Ok(_) => {
             let mut file = File::open(path).map_err(|error| Failure::io(&error, &name))?;
@@ -182,7 +182,7 @@ fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
         }
         Err(_) if looks_like_a_file(argument) => {
             let help = "give a file that is there; a text that looks like one goes to stdin: `… --input -`";
-            Err(Failure::usage(format!("--input {argument}: there is no such file"), Some(help)))
+            Err(Failure::usage(format!("--input {argument}: there is no such file"), help))
         }
         Err(_) => Ok((TYPED.to_owned(), argument.as_bytes().to_vec())),
     }

@@ -55,7 +55,7 @@ impl TextArguments {
             Some(_) => format!("give another --temperature, or leave out {flag}"),
             None => "add --temperature, --top-k or --top-p".to_owned(),
         };
-        Err(Failure::usage(message, Some(&help)))
+        Err(Failure::usage(message, &help))
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &GenerateArguments, interruption: &Interruption) ->
             "--max-len-a" | "--max-len-b" => "leave it out: --max-new says how many tokens follow a prompt",
             _ => "leave it out; see `moa-export generate --help`",
         };
-        return Err(Failure::usage(message, Some(help)));
+        return Err(Failure::usage(message, help));
     }
     arguments.text.check()?;
     let mut inputs = Inputs::open(arguments)?;
@@ -222,7 +222,7 @@ fn prompts(input: &Input, arguments: &TextArguments) -> Result<Vec<Prompt>, Fail
         true => token_ids(line).map(Prompt::Tokens).map_err(|word| {
             let message = format!("{}: {word:?} is no token id", input.place(index));
             let refused = if input.is_typed() { Failure::usage } else { Failure::malformed };
-            refused(message, Some("give ids with spaces between"))
+            refused(message, "give ids with spaces between")
         }),
         false => Ok(Prompt::from(line)),
     };

@@ -202,7 +202,7 @@ mod tests {
             assert!(heard(&ending), "a second one ends what cannot print");
         }
         let ending = ending();
-        let failed = ending.place(|| Err::<(), _>(Failure::usage("no place", None)));
+        let failed = ending.place(|| Err::<(), _>(Failure::usage("no place", "make some")));
         assert_eq!(failed.unwrap_err().message, "no place");
         assert_eq!((ending.failure().message.as_str(), heard(&ending)), (BEFORE, true));
         let ending = self::ending();

@@ -102,7 +102,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Generate(arguments)), _) => generate::run(&arguments),
         #[cfg(not(feature = "ort"))]
         (Some(Command::Generate(_)), _) => {
-            Err(Failure::usage("this build has no ONNX Runtime", Some("build with default features")))
+            Err(Failure::usage("this build has no ONNX Runtime", "build with default features"))
         }
         (Some(Command::Inspect(arguments)), _) => inspect::run(&arguments),
         (Some(Command::Baseline(arguments)), _) => baseline::run(&arguments),
@@ -111,7 +111,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode, Failure> {
         (Some(Command::Build(arguments)), _) => build::run(&arguments),
         (Some(Command::Profile(arguments)), _) => profile::run(&arguments),
         (Some(Command::Ops(arguments)), _) => ops::run(&arguments),
-        (None, None) => Err(Failure::usage("nothing to do", Some("run `moa-export --help`"))),
+        (None, None) => Err(Failure::usage("nothing to do", "run `moa-export --help`")),
     }
 }
 

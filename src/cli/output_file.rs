@@ -98,7 +98,7 @@ fn other_format(path: &Path, own: &str) -> Failure {
 pub(super) fn output_place(path: &Path) -> Result<(PathBuf, String), Failure> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
         let help = "give the name of a file in UTF-8, not of a folder";
-        return Err(Failure::usage(format!("{} names no file", path.display()), Some(help)));
+        return Err(Failure::usage(format!("{} names no file", path.display()), help));
     };
     Ok((folder_of(path).to_path_buf(), name.to_owned()))
 }

@@ -165,7 +165,7 @@ fn data_stays_beside(file: &OnnxFile, folder: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("the weights lie beside {}, and -o names another folder", file.path().display());
-    Err(Failure::usage(message, Some(&format!("choose a file in {}", place.display()))))
+    Err(Failure::usage(message, &format!("choose a file in {}", place.display())))
 }
 
 /// The line that builds an engine, but for its shapes.

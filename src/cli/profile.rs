@@ -76,7 +76,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     drop(progress);
     let profile = profiler.finish(arguments.pmi_options());
     if profile.modules.iter().all(|module| module.tokens == 0) {
-        return Err(Failure::malformed("every token of the inputs is padding", Some("check the attention masks")));
+        return Err(Failure::malformed("every token of the inputs is padding", "check the attention masks"));
     }
     let profiled =
         Profiled { arguments, backend: backend.name(), runs: batches.len(), profile, vocabulary, dictionary };
@@ -96,7 +96,7 @@ fn check_batch(arguments: &ProfileArguments) -> Result<(), Failure> {
     match arguments.batch {
         Some(_) if !has_lines() => {
             let message = "--batch is for lines, and tensor files are batches already";
-            Err(Failure::usage(message, Some("leave it out, or give --inputs a file of lines")))
+            Err(Failure::usage(message, "leave it out, or give --inputs a file of lines"))
         }
         _ => Ok(()),
     }
@@ -109,7 +109,7 @@ fn check_lists(arguments: &ProfileArguments) -> Result<(), Failure> {
     match given.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) if !pmi && !json && report.is_none() => {
             let message = format!("{flag} changes the tokens that are listed for an expert, and none are listed");
-            Err(Failure::usage(message, Some("add --pmi, --json or --report FILE.html")))
+            Err(Failure::usage(message, "add --pmi, --json or --report FILE.html"))
         }
         _ => Ok(()),
     }
@@ -123,7 +123,7 @@ fn check_ids(arguments: &ProfileArguments, profiler: &Profiler) -> Result<(), Fa
     match given.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) if profiler.symbols().next().is_none() => {
             let message = format!("{flag} is about token ids, and {} takes none", arguments.model.display());
-            Err(Failure::usage(message, Some("leave it out")))
+            Err(Failure::usage(message, "leave it out"))
         }
         _ => Ok(()),
     }

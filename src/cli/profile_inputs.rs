@@ -49,7 +49,7 @@ pub(super) fn batches<'a>(
         }
         if !profiler.inputs().iter().any(|input| input.name == INPUT_IDS) {
             let message = format!("{}: the model takes no token ids", arguments.model.display());
-            return Err(Failure::usage(message, Some("give --inputs FILE.safetensors with its named inputs")));
+            return Err(Failure::usage(message, "give --inputs FILE.safetensors with its named inputs"));
         }
         let bytes = read_bytes(path, MAX_BYTES).map_err(Failure::of_lines)?;
         let text = String::from_utf8(bytes).map_err(|error| {
@@ -63,7 +63,7 @@ pub(super) fn batches<'a>(
         };
         if lines.is_empty() {
             let message = format!("{}: there is no line to run", path.display());
-            return Err(Failure::malformed(message, Some("give one sequence a line; blank lines are left out")));
+            return Err(Failure::malformed(message, "give one sequence a line; blank lines are left out"));
         }
         let of_file = |error| Failure::from(ProfileError::Shape(error)).of_file(path);
         let of_lines = batched(lines, arguments.batch(), profiler.is_encoder_decoder()).map_err(of_file)?;
@@ -83,7 +83,7 @@ fn with_masks(mut tensors: NamedTensors, vocabulary: Option<&Vocabulary>) -> Res
         let values = ids.as_i64().map(|ids| ids.iter().map(real).collect());
         if let Some(values) = values {
             let tensor = Tensor::new(ids.shape(), TensorData::I64(values));
-            tensors.insert(mask.into(), tensor.map_err(|error| Failure::malformed(error.to_string(), None))?);
+            tensors.insert(mask.into(), tensor.map_err(|error| Failure::from(ProfileError::Shape(error)))?);
         }
     }
     Ok(tensors)
@@ -95,10 +95,7 @@ fn columns<'a>(path: &Path, number: usize, line: &'a str) -> Result<(&'a str, Op
     if second.contains('\t') {
         let found = line.split('\t').count();
         let message = format!("{}, line {number}: {found} columns, and at most two are read", path.display());
-        return Err(Failure::malformed(
-            message,
-            Some("keep source and target: cut -f1,2 FILE, or other columns of it"),
-        ));
+        return Err(Failure::malformed(message, "keep source and target: cut -f1,2 FILE, or other columns of it"));
     }
     Ok((first, Some(second)))
 }
@@ -108,7 +105,7 @@ fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> 
         let parsed = text.split_whitespace().map(|word| word.parse().map_err(|_| word));
         parsed.collect::<Result<_, &str>>().map_err(|word| {
             let message = format!("{}, line {number}: {word:?} is no token id", path.display());
-            Failure::malformed(message, Some("give integers with spaces between, or text with --format text"))
+            Failure::malformed(message, "give integers with spaces between, or text with --format text")
         })
     };
     let mut lines = Vec::new();
@@ -118,7 +115,7 @@ fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> 
         if line.0.is_empty() || line.1.is_empty() == pairs {
             let expected = if pairs { "source ids, a tab and decoder ids" } else { "the ids of one sequence" };
             let message = format!("{}, line {number}: expected {expected}", path.display());
-            return Err(Failure::malformed(message, Some("one graph reads ids, an encoder-decoder two lists of them")));
+            return Err(Failure::malformed(message, "one graph reads ids, an encoder-decoder two lists of them"));
         }
         lines.push(line);
     }
@@ -134,7 +131,7 @@ fn of_text<'a>(
 ) -> Result<&'a Vocabulary, Failure> {
     let refused = |what: &str, help: &str| {
         let message = format!("{} is text, and {} {what}", path.display(), arguments.model.display());
-        Failure::usage(message, Some(help))
+        Failure::usage(message, help)
     };
     if profiler.inputs().iter().any(|input| input.name == ENCODER_ATTENTION_MASK) {
         return Err(refused("is half a model", "profile the folder, whose encoder reads the text"));
@@ -207,7 +204,7 @@ fn fairseq_lines(
             if target.is_some() {
                 let model = arguments.model.display();
                 let message = format!("{}, line {number}: a target, and {model} reads sources alone", path.display());
-                return Err(Failure::malformed(message, Some("keep the sources: cut -f1 FILE, or profile the folder")));
+                return Err(Failure::malformed(message, "keep the sources: cut -f1 FILE, or profile the folder"));
             }
             lines.push((ids, Vec::new()));
             continue;
@@ -276,7 +273,7 @@ fn translated(_: &ProfileArguments, _: &Path, _: &[&str]) -> Result<Vec<Vec<i64>
 fn no_target() -> Failure {
     Failure::usage(
         "this backend translates nothing, and a line has no target",
-        Some("give SOURCE, a tab and TARGET on each line, or --backend ort"),
+        "give SOURCE, a tab and TARGET on each line, or --backend ort",
     )
 }
 

@@ -157,7 +157,7 @@ impl Runnable {
                 metadata(&arguments.model).map_err(missing)?;
                 Ok(Self::Plan)
             }
-            _ => Err(Failure::usage(message, Some("leave out --backend and --plan"))),
+            _ => Err(Failure::usage(message, "leave out --backend and --plan")),
         }
     }
 
@@ -174,7 +174,7 @@ impl Runnable {
             (None, Self::Model(model)) => Ok(inputs_at(model, &arguments.random.grid()?, arguments.random.seed)?),
             (None, Self::Plan) => {
                 let help = "give --inputs FILE, or the model as MODEL and the plan as --plan";
-                Err(Failure::usage("--random needs a model, and a plan does not tell what its ids mean", Some(help)))
+                Err(Failure::usage("--random needs a model, and a plan does not tell what its ids mean", help))
             }
         }
     }
@@ -203,7 +203,7 @@ pub(super) fn only_graph(model: &Path) -> Result<PathBuf, Failure> {
     if let [first, .., last] = names.as_slice() {
         let held = names[..names.len() - 1].join(", ");
         let message = format!("{} holds {held} and {last}, and one graph is taken", model.display());
-        return Err(Failure::usage(message, Some(&format!("give {}", model.join(first).display()))));
+        return Err(Failure::usage(message, &format!("give {}", model.join(first).display())));
     }
     Ok(graphs.into_iter().next().map_or_else(|| model.to_owned(), |(_, graph)| graph))
 }
@@ -226,7 +226,7 @@ pub(super) fn check_ort_options(
     let is_chosen = |backend: BackendArgument| chosen.contains(&backend);
     if is_chosen(BackendArgument::Ort) {
         let help = "name one of these, or leave the variable out";
-        let refused = |message| Failure::usage(message, Some(help));
+        let refused = |message| Failure::usage(message, help);
         backend::most_instructions().map_err(refused)?;
         backend::packing_of_weights().map_err(refused)?;
     }
@@ -238,7 +238,7 @@ pub(super) fn check_ort_options(
         return Ok(());
     };
     let flag = what.split(' ').next().unwrap_or_default();
-    Err(Failure::usage(what, Some(&format!("choose such a backend, or leave out {flag}"))))
+    Err(Failure::usage(what, &format!("choose such a backend, or leave out {flag}")))
 }
 
 /// The backends that `choices` name, each once.
@@ -250,7 +250,7 @@ pub(super) fn backends(
     match (0..choices.len()).find(|index| choices[..*index].contains(&choices[*index])) {
         Some(index) => {
             let message = format!("backend {} is named twice", backends[index].name());
-            Err(Failure::usage(message, Some("name each backend once")))
+            Err(Failure::usage(message, "name each backend once"))
         }
         None => Ok(backends),
     }
@@ -265,5 +265,5 @@ pub(super) fn backend(choice: BackendArgument, options: &BackendOptions) -> Resu
         BackendArgument::Tract => backend::tract(),
         BackendArgument::Tensorrt => Some(backend::tensorrt(options.tensorrt.clone())),
     };
-    backend.ok_or_else(|| Failure::usage("this build has no such backend", Some("build with default features")))
+    backend.ok_or_else(|| Failure::usage("this build has no such backend", "build with default features"))
 }

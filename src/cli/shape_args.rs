@@ -99,10 +99,7 @@ impl ShapeArguments {
                 Word::List(which, list) => {
                     if group.lists[*which].replace(list.clone()).is_some() {
                         let message = format!("--{} is given twice for one profile", LISTS[*which]);
-                        return Err(Failure::usage(
-                            message,
-                            Some("begin each profile with --profile=0, --profile=1, …"),
-                        ));
+                        return Err(Failure::usage(message, "begin each profile with --profile=0, --profile=1, …"));
                     }
                 }
                 Word::Profile(number) => numbered.push((*number, Group::default())),
@@ -112,7 +109,7 @@ impl ShapeArguments {
             numbered.push((0, common.clone()));
         } else if let Some(which) = common.lists.iter().position(Option::is_some) {
             let message = format!("--{} stands before the first --profile", LISTS[which]);
-            return Err(Failure::usage(message, Some("--dim alone may stand there, for all profiles")));
+            return Err(Failure::usage(message, "--dim alone may stand there, for all profiles"));
         } else {
             for (_, group) in &mut numbered {
                 group.dims = [common.dims.clone(), std::mem::take(&mut group.dims)].concat();
@@ -122,11 +119,11 @@ impl ShapeArguments {
         for (expected, (number, group)) in numbered.iter().enumerate() {
             if *number != expected {
                 let what = if *number < expected { "is given twice" } else { "is not preceded by all lower numbers" };
-                return Err(Failure::usage(format!("--profile={number} {what}"), Some("number profiles from 0")));
+                return Err(Failure::usage(format!("--profile={number} {what}"), "number profiles from 0"));
             }
             if let Some(which) = group.lists.iter().position(Option::is_some).filter(|_| !group.dims.is_empty()) {
                 let message = format!("--dim and --{} both give sizes", LISTS[which]);
-                return Err(Failure::usage(message, Some("give --dim alone, or --min, --opt and --max alone")));
+                return Err(Failure::usage(message, "give --dim alone, or --min, --opt and --max alone"));
             }
         }
         Ok(numbered.into_iter().map(|(_, group)| group).collect())
@@ -143,7 +140,7 @@ impl ShapeArguments {
         }
         if graphs.len() > 1 && groups.iter().any(|group| group.lists.iter().any(Option::is_some)) {
             let message = "--min, --opt and --max name the inputs of one graph, and the folder holds several";
-            return Err(Failure::usage(message, Some("give --dim NAME=MIN:OPT:MAX, or build each graph by itself")));
+            return Err(Failure::usage(message, "give --dim NAME=MIN:OPT:MAX, or build each graph by itself"));
         }
         // All that several graphs leave open is asked for at once.
         for group in groups.iter().filter(|_| graphs.len() > 1) {

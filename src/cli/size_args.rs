@@ -53,7 +53,7 @@ pub(super) fn grid(typed: [Vec<usize>; 4], others: &[(String, usize)]) -> Result
     let mut sizes = Sizes::new();
     for (axis, size) in others {
         if sizes.insert(axis.clone(), *size).is_some() {
-            return Err(Failure::usage(format!("--dim gives the axis {axis} two sizes"), Some("give it one size")));
+            return Err(Failure::usage(format!("--dim gives the axis {axis} two sizes"), "give it one size"));
         }
     }
     let grid = Grid { batch, sequence, past, source, others: sizes };
@@ -61,7 +61,7 @@ pub(super) fn grid(typed: [Vec<usize>; 4], others: &[(String, usize)]) -> Result
         tokens if tokens <= MOST_TOKENS => Ok(grid),
         tokens => {
             let message = format!("a point of {tokens} tokens is more than {MOST_TOKENS}");
-            Err(Failure::usage(message, Some("give smaller sizes to --batch, --seq, --past and --source")))
+            Err(Failure::usage(message, "give smaller sizes to --batch, --seq, --past and --source"))
         }
     }
 }

@@ -61,11 +61,11 @@ impl TensorRtArguments {
         let is_chosen = chosen.contains(&BackendArgument::Tensorrt);
         if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given && !is_chosen) {
             let message = format!("{flag} is for the backend tensorrt, which was not chosen");
-            return Err(Failure::usage(message, Some(&format!("choose that backend, or leave out {flag}"))));
+            return Err(Failure::usage(message, &format!("choose that backend, or leave out {flag}")));
         }
         if self.trust.trust_plan && self.plan.is_none() {
             let message = "--trust-plan is for a plan, and --plan names none";
-            return Err(Failure::usage(message, Some("add --plan PLAN, or leave out --trust-plan")));
+            return Err(Failure::usage(message, "add --plan PLAN, or leave out --trust-plan"));
         }
         self.check_cache(self.plan.is_some())
     }
@@ -77,7 +77,7 @@ impl TensorRtArguments {
             return Ok(());
         }
         let message = format!("{flag} is for engines that are built, and a plan is loaded");
-        Err(Failure::usage(message, Some(&format!("leave out {flag}"))))
+        Err(Failure::usage(message, &format!("leave out {flag}")))
     }
 
     pub(super) fn options(&self, ranges: Ranges) -> TensorRtOptions {

@@ -86,7 +86,7 @@ pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
     if let (true, Some(command)) = (error.use_stderr(), typed.as_deref().and_then(meant)) {
         return Err(Failure::usage(
             format!("there is neither a command nor a checkpoint called {:?}", typed.unwrap_or_default()),
-            Some(&format!("did you mean `moa-export {command}`?")),
+            &format!("did you mean `moa-export {command}`?"),
         ));
     }
     let asked = !error.use_stderr();
@@ -102,7 +102,7 @@ pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
     if let Some(typed) = typed.filter(|typed| !typed.starts_with('-') && is_checkpoint(typed)) {
         return Err(Failure::usage(
             format!("there is neither a command nor a checkpoint called {typed:?}"),
-            Some("run `moa-export --help`, which lists the commands"),
+            "run `moa-export --help`, which lists the commands",
         ));
     }
     let command = named_command();
@@ -111,7 +111,7 @@ pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
         .or_else(|| option_for(command.trim_start(), &error))
         .or_else(|| missing(&error))
         .unwrap_or_else(|| format!("run `moa-export{command} --help`"));
-    Err(Failure::usage(in_words(error), Some(&help)))
+    Err(Failure::usage(in_words(error), &help))
 }
 
 /// What the parser says that an error is about.

@@ -108,7 +108,7 @@ fn check_seed(arguments: &BenchArguments) -> Result<(), Failure> {
         return Ok(());
     }
     let message = "--seed is for random inputs, and --inputs gives them";
-    Err(Failure::usage(message, Some("leave one of them out, or add --checkpoint to verify with random inputs too")))
+    Err(Failure::usage(message, "leave one of them out, or add --checkpoint to verify with random inputs too"))
 }
 
 /// The result beside the older one of `--compare`.
@@ -118,7 +118,7 @@ fn compared(arguments: &BenchArguments, result: &BenchResult, old: &BenchResult)
 
 fn incomparable(difference: &Incomparable, arguments: &BenchArguments) -> Failure {
     let path = arguments.compare.as_deref().unwrap_or(Path::new("")).display();
-    Failure::usage(format!("{path} measured something else: {difference}"), Some(COMPARABLE))
+    Failure::usage(format!("{path} measured something else: {difference}"), COMPARABLE)
 }
 
 /// Reads inputs, and says which graphs they leave out.
@@ -178,7 +178,7 @@ fn timed_ranges(grid: &Grid, models: &[Model], inputs: Option<&NamedTensors>) ->
 /// What is wrong with the names of outputs, before anything is timed.
 fn check_outputs(arguments: &BenchArguments) -> Result<(), Failure> {
     if [&arguments.json, &arguments.csv].iter().all(|path| path.as_deref().is_some_and(is_stdout)) {
-        return Err(Failure::usage("--json and --csv cannot both go to stdout", Some("give one of them a file")));
+        return Err(Failure::usage("--json and --csv cannot both go to stdout", "give one of them a file"));
     }
     keep_apart(&files(arguments), arguments.inputs())?;
     files(arguments).into_iter().zip([JSON, CSV, PAGE]).try_for_each(|(path, endings)| own_ending(path, endings))
@@ -279,7 +279,7 @@ fn read_result(path: &Path) -> Result<BenchResult, Failure> {
     let place = path.display().to_string();
     let malformed = |why: String| {
         let help = "give a file that `moa-export bench --json FILE` wrote";
-        Failure::malformed(format!("{place} {why}"), Some(help))
+        Failure::malformed(format!("{place} {why}"), help)
     };
     let text = read_at_most(path, LONGEST_JSON).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => malformed(format!("is no result of `bench`: {error}")),

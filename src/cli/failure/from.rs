@@ -470,9 +470,9 @@ impl From<ProfileError> for Failure {
             ProfileError::Input { .. } | ProfileError::Shape(_) => {
                 let help =
                     "an encoder-decoder takes input_ids, decoder_input_ids and their masks; one graph its own inputs";
-                Self::malformed(message, Some(help))
+                Self::malformed(message, help)
             }
-            ProfileError::Output { .. } => Self::malformed(message, Some("run `moa-export verify` on the model")),
+            ProfileError::Output { .. } => Self::malformed(message, "run `moa-export verify` on the model"),
         }
     }
 }

@@ -98,7 +98,7 @@ pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
     let printed = match (&arguments.path, &arguments.preset, arguments.table) {
         (Some(path), ..) if graph::is_exported(path) => {
             if arguments.config.is_some() {
-                return Err(Failure::usage("--config belongs to a checkpoint", Some("leave out --config")));
+                return Err(Failure::usage("--config belongs to a checkpoint", "leave out --config"));
             }
             graph::print(path, lengths, arguments)?
         }
@@ -121,7 +121,7 @@ fn of_checkpoint(path: &Path, lengths: Lengths, arguments: &InspectArguments) ->
             true => format!("give the folder that holds it: {}", folder_of(path).display()),
             false => format!("give it as `moa-export inspect --config {}`", path.display()),
         };
-        return Err(Failure::usage(format!("{} is no checkpoint", path.display()), Some(&help)));
+        return Err(Failure::usage(format!("{} is no checkpoint", path.display()), &help));
     }
     let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
     let model = import(&checkpoint, None)?;
@@ -136,11 +136,11 @@ fn lengths_count<T: PartialEq>(arguments: &InspectArguments, total: impl Fn(Leng
     let [one, source, target] = [(1, 1), (2, 1), (1, 2)].map(|(source, target)| Lengths { source, target });
     if arguments.seq.is_some() && total(one) == total(source) {
         let message = "--seq counts nothing here: no multiply-accumulates are told, or none of the source";
-        return Err(Failure::usage(message, Some("leave out --seq, and --target-seq unless there is a target")));
+        return Err(Failure::usage(message, "leave out --seq, and --target-seq unless there is a target"));
     }
     if arguments.target_seq.is_some() && total(one) == total(target) {
         let message = "--target-seq counts nothing here: there is no target, or no multiply-accumulates are told";
-        return Err(Failure::usage(message, Some("give --seq alone, which is the length of the only side")));
+        return Err(Failure::usage(message, "give --seq alone, which is the length of the only side"));
     }
     Ok(())
 }
@@ -153,7 +153,7 @@ pub(super) fn preset(name: &str) -> Result<&'static Preset, Failure> {
             Some(meant) => format!("did you mean {meant}?"),
             None => format!("one of {}", names.join(", ")),
         };
-        Failure::usage(format!("there is no preset {name:?}"), Some(&help))
+        Failure::usage(format!("there is no preset {name:?}"), &help)
     })
 }
 
@@ -175,7 +175,7 @@ pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Result
     let Some(rows) = vocabulary else { return Ok(config) };
     if config.model_type() == model_types::MOA_LAYER {
         let message = "--vocab changes nothing here: a moa_layer is one layer without embeddings";
-        return Err(Failure::usage(message, Some("leave it out")));
+        return Err(Failure::usage(message, "leave it out"));
     }
     let sided = ["src_vocab_size", "tgt_vocab_size"];
     let config = sided.into_iter().fold(config, |config, key| config.with(key, json!(null)));
@@ -187,7 +187,7 @@ fn list(arguments: &InspectArguments) -> Result<String, Failure> {
     let ignored = [("--seq", seq.is_some()), ("--target-seq", target_seq.is_some()), ("--vocab", vocab.is_some())];
     if let Some((flag, _)) = ignored.into_iter().find(|(_, given)| *given) {
         let message = format!("{flag} counts nothing here: --preset list names configurations");
-        return Err(Failure::usage(message, Some("give --preset NAME, such as moa-base")));
+        return Err(Failure::usage(message, "give --preset NAME, such as moa-base"));
     }
     if arguments.json {
         let presets: Vec<_> =
