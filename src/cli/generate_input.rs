@@ -8,11 +8,14 @@ use std::{
     time::Duration,
 };
 
-use super::{Failure, generate_args::GenerateArguments, interrupt::Interruption, note};
-use crate::{files::BYTE_ORDER_MARK, generate::GenerateError};
-
-/// Most bytes that are read together.
-const MAX_BYTES: u64 = 1 << 30;
+use super::{
+    Failure,
+    generate_args::GenerateArguments,
+    interrupt::Interruption,
+    note,
+    text_input::{MAX_BYTES, text},
+};
+use crate::generate::GenerateError;
 
 /// What ends a program that writes lines ends this one too, a little later: how long the end of lines waits for that.
 const END_TOGETHER: Duration = Duration::from_millis(50);
@@ -185,25 +188,6 @@ fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
             Err(Failure::usage(format!("--input {argument}: there is no such file"), help))
         }
         Err(_) => Ok((TYPED.to_owned(), argument.as_bytes().to_vec())),
-    }
-}
-
-/// The text that `bytes` are, whose first line has the number `first`.
-fn text(name: &str, bytes: Vec<u8>, first: usize) -> Result<String, Failure> {
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(Failure::too_much(format!("{name}: more than {MAX_BYTES} bytes"), "split the file"));
-    }
-    let line_of = |place: usize| first + bytes[..place].iter().filter(|byte| **byte == b'\n').count();
-    if let Some(place) = bytes.iter().position(|byte| *byte == 0) {
-        return Err(Failure::no_text(format!("{name}, line {}: a zero byte: this is no text", line_of(place))));
-    }
-    match std::str::from_utf8(&bytes) {
-        Ok(text) if first == 1 => Ok(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text).to_owned()),
-        Ok(text) => Ok(text.to_owned()),
-        Err(error) => {
-            let line = line_of(error.valid_up_to());
-            Err(Failure::no_text(format!("{name}, line {line}: not UTF-8: this is no text, or in another encoding")))
-        }
     }
 }
 

@@ -38,6 +38,7 @@ mod signals;
 mod size_args;
 mod table;
 mod tensorrt_args;
+mod text_input;
 mod usage;
 mod verify;
 mod verify_receipt;

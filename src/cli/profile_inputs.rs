@@ -15,19 +15,17 @@ use super::{
     Failure, note_of_unknown,
     profile_args::{InputFormat, ProfileArguments},
     profile_vocabulary::Vocabulary,
+    text_input::{MAX_BYTES, text},
 };
 #[cfg(feature = "tokenizers")]
 use crate::text::HubTokenizer;
 use crate::{
-    files::{BYTE_ORDER_MARK, folder_of},
+    files::folder_of,
     profile::{ProfileError, Profiler},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
     tensor_file,
     text::{Dictionary, Tokenizer, TranslationConfig, read_bytes},
 };
-
-/// Most bytes of one file of lines.
-const MAX_BYTES: u64 = 1 << 30;
 
 /// One sequence: the ids of the only side or the source, and what the decoder reads.
 type Line = (Vec<i64>, Vec<i64>);
@@ -52,14 +50,10 @@ pub(super) fn batches<'a>(
             return Err(Failure::usage(message, "give --inputs FILE.safetensors with its named inputs"));
         }
         let bytes = read_bytes(path, MAX_BYTES).map_err(Failure::of_lines)?;
-        let text = String::from_utf8(bytes).map_err(|error| {
-            let place = error.utf8_error().valid_up_to();
-            Failure::no_text(format!("{}: byte {place} is not UTF-8: this is no text file", path.display()))
-        })?;
-        let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
+        let text = text(&path.display().to_string(), bytes, 1)?;
         let lines = match format {
-            InputFormat::Ids => id_lines(path, text, profiler.is_encoder_decoder())?,
-            _ => text_lines(arguments, profiler, (path, text), vocabulary)?,
+            InputFormat::Ids => id_lines(path, &text, profiler.is_encoder_decoder())?,
+            _ => text_lines(arguments, profiler, (path, &text), vocabulary)?,
         };
         if lines.is_empty() {
             let message = format!("{}: there is no line to run", path.display());

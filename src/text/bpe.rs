@@ -7,7 +7,10 @@ use std::{
     path::Path,
 };
 
-use super::error::{MARKED, TextError, read_text};
+use super::{
+    error::{MARKED, TextError},
+    read::read_text,
+};
 use crate::files::{BYTE_ORDER_MARK, escaped};
 
 const LIMIT: u64 = 64 << 20;

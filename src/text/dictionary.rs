@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, path::Path};
 
-use super::error::{MARKED, TextError, read_text};
+use super::{
+    error::{MARKED, TextError},
+    read::read_text,
+};
 use crate::files::BYTE_ORDER_MARK;
 
 const LIMIT: u64 = 64 << 20;

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::error::{TextError, is_there, read_text};
+use super::{
+    error::TextError,
+    read::{is_there, read_text},
+};
 use crate::files::BYTE_ORDER_MARK;
 
 /// Name of the tokenizer in a folder.

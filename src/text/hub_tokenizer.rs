@@ -8,8 +8,9 @@ use std::{
 use tokenizers::{Encoding, Token, Tokenizer};
 
 use super::{
-    error::{TextError, is_there, read_text},
+    error::TextError,
     hub::{Keys, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
+    read::{is_there, read_text},
 };
 use crate::files::folder_of;
 

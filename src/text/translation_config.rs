@@ -5,10 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{
-    Dictionary, Keys,
-    error::{TextError, read_text},
-};
+use super::{Dictionary, Keys, error::TextError, read::read_text};
 use crate::files::{BYTE_ORDER_MARK, is_plain_name};
 
 /// Name of the file in an exported folder.

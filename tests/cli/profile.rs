@@ -154,7 +154,7 @@ fn what_cannot_be_profiled_is_refused() {
     for (line, code, number, says) in [
         ("profile out --inputs nix.txt", 5, "MOA-E0501", "nix.txt"),
         ("profile out --inputs ck", 5, "MOA-E0501", "ck: expected a file, found a folder"),
-        ("profile out --inputs latin.txt", 3, "MOA-E0328", "latin.txt: byte 2 is not UTF-8"),
+        ("profile out --inputs latin.txt", 3, "MOA-E0328", "latin.txt, line 1: not UTF-8"),
         ("profile out --inputs pairs.tsv --dict ck", 5, "MOA-E0521", "ck: expected a file, found a folder"),
         ("profile nix --inputs pairs.tsv", 5, "MOA-E0501", "nix"),
         ("profile out --inputs pairs.tsv --batch 0", 2, "MOA-E0201", "--batch"),
