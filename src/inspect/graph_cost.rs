@@ -130,12 +130,10 @@ impl Ledger {
 
 /// One file on the way.
 struct Walk<'a> {
+    file: &'a OnnxFile,
     nodes: &'a [NodeProto],
-    initializers: HashMap<&'a str, &'a TensorProto>,
     /// Known dimensions of the graph's inputs.
     input_dims: HashMap<&'a str, Vec<Option<u64>>>,
-    /// Node that computes a value.
-    producers: HashMap<&'a str, &'a NodeProto>,
     /// [`ENCODER`], [`DECODER`] or [`MODEL`].
     part: &'a str,
     /// Whether the logits are those of the last position alone.
@@ -146,14 +144,10 @@ struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn new(file: &'a OnnxFile, lengths: Lengths) -> Self {
         let graph = file.graph();
-        let nodes = graph.map_or(&[][..], |graph| graph.node.as_slice());
-        let initializers = graph.iter().flat_map(|graph| &graph.initializer);
-        let outputs = |node: &'a NodeProto| node.output.iter().map(move |output| (output.as_str(), node));
         Self {
-            nodes,
-            initializers: initializers.map(|tensor| (tensor.name.as_str(), tensor)).collect(),
+            file,
+            nodes: graph.map_or(&[][..], |graph| graph.node.as_slice()),
             input_dims: graph.iter().flat_map(|graph| &graph.input).map(input_dims).collect(),
-            producers: nodes.iter().flat_map(outputs).collect(),
             part: file.metadata(metadata::PART).unwrap_or(MODEL),
             last_logits: file.metadata(metadata::LOGITS) == Some(metadata::LAST),
             lengths,
@@ -169,10 +163,10 @@ impl<'a> Walk<'a> {
     /// The weight behind a value, where nothing but its type or its axes' order was changed since.
     fn weight(&self, mut value: &'a str) -> Option<&'a TensorProto> {
         for _ in 0..LONGEST_CHAIN {
-            if let Some(tensor) = self.initializers.get(value) {
+            if let Some(tensor) = self.file.initializer(value) {
                 return Some(tensor);
             }
-            let node = self.producers.get(value)?;
+            let node = self.file.producer(value)?;
             let passes = matches!(node.op_type.as_str(), "Cast" | "DequantizeLinear" | "Identity" | "Transpose");
             value = node.input.first().filter(|_| passes && node.domain.is_empty())?;
         }
@@ -217,12 +211,12 @@ impl<'a> Walk<'a> {
                 _ => {}
             }
         }
-        let mut tensors: Vec<_> = self.initializers.values().copied().collect();
+        let mut tensors: Vec<_> = self.file.graph().iter().flat_map(|graph| &graph.initializer).collect();
         tensors.sort_by_key(|tensor| (!looked_up.contains(tensor.name.as_str()), tensor.name.as_str()));
         for tensor in tensors {
             let (name, written) = (stored_name(&tensor.name), tensor.name.as_str());
             let is_scale = scales.contains(written)
-                || scaled_weights(written).iter().any(|weight| self.initializers.contains_key(weight.as_str()));
+                || scaled_weights(written).iter().any(|weight| self.file.initializer(weight).is_some());
             if is_parameter(tensor) && !is_scale && ledger.seen.insert(name.into()) {
                 let part = self.part_of(name, looked_up.contains(written));
                 ledger.add(part, Cost::parameters(values(tensor), 1, 1));
@@ -286,13 +280,13 @@ impl<'a> Walk<'a> {
 
     /// The weight of the product that `value` is, where nothing but scales came between.
     fn factor(&self, value: &str) -> Option<&'a TensorProto> {
-        let mut node = self.producers.get(value)?;
+        let mut node = self.file.producer(value)?;
         let is_scaled = is_rounding(node) || node.op_type == "Mul";
         for _ in 0..LONGEST_CHAIN {
             if !is_rounding(node) && node.op_type != "Mul" {
                 break;
             }
-            node = self.producers.get(node.input.first()?.as_str())?;
+            node = self.file.producer(node.input.first()?.as_str())?;
         }
         self.matrix(node).filter(|_| !is_scaled || node.op_type.contains("Integer") || node.op_type.starts_with('Q'))
     }
@@ -300,7 +294,7 @@ impl<'a> Walk<'a> {
     /// The value that `value` was before it was rounded.
     fn unrounded(&self, mut value: &'a str) -> &'a str {
         for _ in 0..LONGEST_CHAIN {
-            let node = self.producers.get(value).filter(|node| is_rounding(node));
+            let node = self.file.producer(value).filter(|node| is_rounding(node));
             let Some(before) = node.and_then(|node| node.input.first()) else { break };
             value = before;
         }
@@ -378,7 +372,7 @@ impl<'a> Walk<'a> {
 
     fn runtime_attention(&self, node: &'a NodeProto, ledger: &mut Ledger) {
         let projected = |value: &'a str| -> Option<&'a TensorProto> {
-            let add = self.producers.get(value).filter(|node| node.op_type == "Add")?;
+            let add = self.file.producer(value).filter(|node| node.op_type == "Add")?;
             self.factor(add.input.first()?)
         };
         let query = node.input.first().and_then(|query| projected(query));
@@ -396,12 +390,12 @@ impl<'a> Walk<'a> {
     /// Standard operators around `Reshape(Transpose(MatMul(Softmax(…), values)), [0, 0, columns])`.
     fn standard_attention(&self, node: &'a NodeProto, ledger: &mut Ledger) {
         let computed = |value: Option<&'a String>, op_type: &str| -> Option<&'a NodeProto> {
-            self.producers.get(value?.as_str()).copied().filter(|node| node.op_type == op_type)
+            self.file.producer(value?.as_str()).filter(|node| node.op_type == op_type)
         };
         let attended = computed(node.input.first(), "Transpose")
             .and_then(|transpose| computed(transpose.input.first(), "MatMul"))
             .filter(|product| computed(product.input.first(), "Softmax").is_some());
-        let columns = node.input.get(1).and_then(|shape| last_integer(self.initializers.get(shape.as_str())?));
+        let columns = node.input.get(1).and_then(|shape| last_integer(self.file.initializer(shape.as_str())?));
         let heads = attended.and_then(|product| self.heads_of(product.input.get(1)?));
         let (Some(attended), Some(columns), Some(heads)) = (attended, columns, heads) else { return };
         let reads = |next: &&NodeProto| {
@@ -419,11 +413,11 @@ impl<'a> Walk<'a> {
             if let Some(dims) = self.input_dims.get(values) {
                 return dims.get(1).copied().flatten();
             }
-            let node = self.producers.get(values)?;
+            let node = self.file.producer(values)?;
             match node.op_type.as_str() {
                 "Concat" | "Transpose" => values = node.input.first()?,
                 "Reshape" => {
-                    let shape = integers(self.initializers.get(node.input.get(1)?.as_str())?);
+                    let shape = integers(self.file.initializer(node.input.get(1)?.as_str())?);
                     return shape.get(2).and_then(|heads| u64::try_from(*heads).ok());
                 }
                 _ => return None,

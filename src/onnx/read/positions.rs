@@ -95,7 +95,7 @@ impl OnnxFile {
     }
 
     /// The node that computes `name`.
-    pub(super) fn producer(&self, name: &str) -> Option<&NodeProto> {
+    pub(crate) fn producer(&self, name: &str) -> Option<&NodeProto> {
         self.graph()?.node.get(*self.index().producers.get(name)?)
     }
 
