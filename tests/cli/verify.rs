@@ -46,39 +46,6 @@ fn sound_exports_are_verified() {
     }
 }
 
-/// Without operators of ours ONNX Runtime runs the same with the library and without, which is one run, unless both are
-/// named.
-#[test]
-fn a_graph_of_standard_operators_is_run_once_by_onnx_runtime() {
-    let scene = exported("--form standard");
-    let printed = scene.accepts("verify m.onnx --checkpoint ck");
-    let told = "ort-function was skipped: the same as ort: the model has none of our operators\n";
-    assert!(printed.contains(told) && printed.ends_with("\nverified on 2 of 4 backends, 2 skipped\n"), "{printed}");
-    let value = json(&scene.accepts("verify m.onnx --checkpoint ck --json -"));
-    let [library, bodies] = [0, 1].map(|place| &value["backends"][place]);
-    assert!(library["skipped"].is_null() && bodies["graphs"] == Value::Array(Vec::new()), "{value}");
-    assert_eq!((&bodies["backend"], &bodies["skipped"]["kind"]), (&"ort-function".into(), &"same".into()));
-    for backends in ["ort,ort-function", "ort-function"] {
-        let printed = scene.accepts(&format!("verify m.onnx --checkpoint ck --backends {backends}"));
-        assert!(printed.ends_with(&format!("\nverified on {}\n", backends.replace(',', ", "))), "{printed}");
-    }
-}
-
-/// Constants that were rounded equal the rounded checkpoint, and the text says so.
-#[test]
-fn constants_equal_the_checkpoint_in_the_type_of_the_export() {
-    for (dtype, text, badge) in [
-        ("fp32", "equal the checkpoint bit for bit\n", "bit for bit<"),
-        ("fp16", "equal the checkpoint's in fp16 bit for bit\n", "bit for bit in fp16<"),
-        ("int4-products", "equal the checkpoint's in int4-products bit for bit\n", "bit for bit in int4-products<"),
-    ] {
-        let scene = exported(&format!("--dtype {dtype}"));
-        let printed = scene.accepts("verify m.onnx --checkpoint ck --backends ort-function --report page.html");
-        let page = String::from_utf8(scene.read("page.html")).unwrap();
-        assert!(printed.contains(text) && page.contains(badge), "{dtype}: {printed}");
-    }
-}
-
 #[test]
 fn exporting_with_verify_verifies() {
     require_runtime();

@@ -63,3 +63,18 @@ fn element_types_have_the_names_of_onnx() {
     let (text, _) = failed(&scene, "out");
     assert!(text.contains(" holds float16, the checkpoint gives float32\n"), "{text}");
 }
+
+/// Constants that were rounded equal the rounded checkpoint, and the text says so.
+#[test]
+fn constants_equal_the_checkpoint_in_the_type_of_the_export() {
+    for (dtype, text, badge) in [
+        ("fp32", "equal the checkpoint bit for bit\n", "bit for bit<"),
+        ("fp16", "equal the checkpoint's in fp16 bit for bit\n", "bit for bit in fp16<"),
+        ("int4-products", "equal the checkpoint's in int4-products bit for bit\n", "bit for bit in int4-products<"),
+    ] {
+        let scene = exported(&format!("--dtype {dtype}"));
+        let printed = scene.accepts("verify m.onnx --checkpoint ck --backends ort-function --report page.html");
+        let page = String::from_utf8(scene.read("page.html")).unwrap();
+        assert!(printed.contains(text) && page.contains(badge), "{dtype}: {printed}");
+    }
+}

@@ -117,3 +117,21 @@ fn a_verification_without_a_named_library_is_incomplete() {
     assert!(library["skipped"]["why"].as_str().unwrap().contains("/nowhere/a.so"), "{library}");
     assert!(bodies["skipped"].is_null() && bodies["graphs"][0]["outputs"].is_object(), "{bodies}");
 }
+
+/// Without operators of ours ONNX Runtime runs the same with the library and without, which is one run, unless both are
+/// named.
+#[test]
+fn a_graph_of_standard_operators_is_run_once_by_onnx_runtime() {
+    let scene = exported("--form standard");
+    let printed = scene.accepts("verify m.onnx --checkpoint ck");
+    let told = "ort-function was skipped: the same as ort: the model has none of our operators\n";
+    assert!(printed.contains(told) && printed.ends_with("\nverified on 2 of 4 backends, 2 skipped\n"), "{printed}");
+    let value = json(&scene.accepts("verify m.onnx --checkpoint ck --json -"));
+    let [library, bodies] = [0, 1].map(|place| &value["backends"][place]);
+    assert!(library["skipped"].is_null() && bodies["graphs"] == Value::Array(Vec::new()), "{value}");
+    assert_eq!((&bodies["backend"], &bodies["skipped"]["kind"]), (&"ort-function".into(), &"same".into()));
+    for backends in ["ort,ort-function", "ort-function"] {
+        let printed = scene.accepts(&format!("verify m.onnx --checkpoint ck --backends {backends}"));
+        assert!(printed.ends_with(&format!("\nverified on {}\n", backends.replace(',', ", "))), "{printed}");
+    }
+}
