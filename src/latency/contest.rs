@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::{
     LatencyError, Setup,
+    allocator::release_free_memory,
     experts::{ExpertLoad, count, experts_by_module},
     machine::{Moment, reset_peak_memory, resident_memory},
     result::{BenchResult, DeviceTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict},
@@ -125,6 +126,7 @@ impl<'a> Contest<'a> {
     }
 
     fn contestant(&self, member: usize, backend: usize) -> Result<Contestant, LatencyError> {
+        release_free_memory();
         let before = resident_memory().filter(|_| reset_peak_memory());
         let start = Instant::now();
         let mut runner = self.setup.backends[backend].load(&self.job.members[member].file)?;

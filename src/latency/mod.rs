@@ -1,11 +1,13 @@
 //! Latency that somebody else can believe.
 //!
-//! Contestants are models on backends. In this order: each is loaded and called once at every point of the grid;
-//! those of one model must agree on the inputs that are timed; then at every point all of them are called in turns,
-//! A B A B …, so that what slows the machine down slows all of them, and the ratio of two stays; last, where the
-//! runtime records nodes, a pass of its own says where the time goes. What is timed is the runtime's own call:
-//! inputs are bound before, outputs stay where the runtime put them.
+//! Contestants are models on backends. In this order: each runtime starts with a graph that is dropped again; each
+//! contestant is loaded and called once at every point of the grid; those of one model must agree on the inputs that
+//! are timed; then at every point all of them are called in turns, A B A B …, so that what slows the machine down slows
+//! all of them, and the ratio of two stays; last, where the runtime records nodes, a pass of its own says where the
+//! time goes. What is timed is the runtime's own call: inputs are bound before, outputs stay where the runtime put
+//! them.
 
+mod allocator;
 mod contest;
 mod cut;
 mod error;
@@ -44,7 +46,7 @@ use shapes::{point_of, random_inputs};
 use subjects::{Job, common_parts, jobs};
 
 use crate::{
-    backend::{Backend, OrtOptions},
+    backend::{Backend, OrtOptions, names},
     onnx::read::READ_BY_ROUTERS,
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
@@ -117,6 +119,8 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
         operators: Vec::new(),
     };
     setup.watch.begin(jobs.iter().map(|job| job.points.len()).sum());
+    setup.watch.does("starting the runtimes");
+    setup.start(&jobs);
     let mut contests = Vec::new();
     for job in jobs {
         let module = job.module.as_deref().map_or(String::new(), |module| format!(" {module}"));
@@ -142,6 +146,20 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
 }
 
 impl Setup<'_> {
+    /// Lets each backend load and call the first graph that it takes, and drops it: what a runtime does once in a
+    /// process is then part of no contestant's figures. What fails here fails again where it is said. An engine of
+    /// TensorRT may take minutes, and is not built twice.
+    fn start(&self, jobs: &[Job]) {
+        for backend in self.backends.iter().filter(|backend| backend.name() != names::TENSORRT) {
+            let graphs = jobs.iter().flat_map(|job| (0..job.members.len()).map(move |member| (job, member)));
+            graphs.into_iter().find_map(|(job, member)| {
+                let inputs = self.inputs_of(job, 0, 0).ok()?;
+                let mut runner = backend.load(&job.members[member].file).ok()?;
+                runner.bind(&inputs[member]).ok()?().ok()
+            });
+        }
+    }
+
     fn jobs(&self) -> Result<Vec<Job>, LatencyError> {
         let Some(inputs) = &self.inputs else { return jobs(self.models, &self.grid, &self.choice) };
         let left_out = left_out(self.models, inputs)?;
@@ -196,7 +214,7 @@ impl Setup<'_> {
     /// its table without that.
     #[cfg(feature = "ort")]
     fn record(&self, contest: &Contest<'_>, result: &mut BenchResult) {
-        use crate::backend::{OrtOperators, names};
+        use crate::backend::OrtOperators;
         let size = |point: &&usize| {
             let sizes = &contest.job.points[**point];
             sizes.values().map(|size| size.max(&1)).product::<usize>()

@@ -93,6 +93,18 @@ fn times_come_with_a_receipt_and_everything_that_they_need_to_be_believed() {
     assert_eq!(verdicts, ["agrees", "yardstick", "agrees", "yardstick"]);
 }
 
+/// A runtime starts once in a process, which takes some 20 MB.
+#[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn the_first_contestant_does_not_pay_for_the_start_of_its_runtime() {
+    let scene = exported("");
+    let line = format!("bench m.onnx m.onnx {QUICK} --no-operators --backends ort --json -");
+    let result = json(&scene.accepts(&line));
+    let memory = |session: &Value| session["added_memory_bytes"].as_u64().unwrap();
+    let added: Vec<_> = list(&result, "sessions").iter().map(memory).collect();
+    assert!(added.iter().all(|bytes| *bytes > 0) && added[0].abs_diff(added[1]) < 5_000_000, "{added:?}");
+}
+
 #[test]
 fn time_is_told_by_layer_for_bodies_too() {
     let scene = exported("");

@@ -26,6 +26,11 @@ Medians and percentiles are nearest ranks: measured times, never averages; of an
 median. The column p50 and tokens/s are of all samples; --compare, as ratios do, takes turns, each by \
 the median of its calls. Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
 
+Before the steady state: the load of a graph and its first call. What a runtime does once in a process, such as \
+starting its threads, is in neither: before anything is measured, every backend but tensorrt loads and calls one graph \
+and drops it. The memory is what both added to the process at its peak, after free memory went back to the system; \
+between two copies of one model it differs by some hundred kB.
+
 Routing: with `data` whole graphs run on their inputs. A whole graph cannot be rerouted faithfully, so \
 `uniform`, `zipf:S`, `single` and `trace:FILE` time every MoA operator by itself, cut out of the model with its own \
 weights, on hidden states for which its own router makes the asked choice, which is checked. FILE holds \
