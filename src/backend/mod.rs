@@ -131,6 +131,22 @@ pub trait Runner {
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
         Ok(Box::new(move || self.run(inputs).map(|_| None)))
     }
+
+    /// Whether model and backend have caches that [`Self::bind_in_place`] updates in place.
+    fn has_caches_in_place(&self) -> bool {
+        false
+    }
+
+    /// [`Self::bind`] with one buffer for past and present of each cache, which has room for `room` rows behind its
+    /// past; every call writes the same rows. As [`Self::bind`] where model or backend have no such caches.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::run`].
+    fn bind_in_place<'a>(&'a mut self, inputs: &'a NamedTensors, room: usize) -> Result<Bound<'a>, BackendError> {
+        let _ = room;
+        self.bind(inputs)
+    }
 }
 
 /// One computation on inputs that are bound; see [`Runner::bind`]. Tells its time on the device, between two events on

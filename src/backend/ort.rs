@@ -246,23 +246,40 @@ impl Runner for OrtRunner {
     }
 
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
+        self.bind_with(inputs, (&[], 0))
+    }
+
+    fn has_caches_in_place(&self) -> bool {
+        !self.caches.is_empty()
+    }
+
+    fn bind_in_place<'a>(&'a mut self, inputs: &'a NamedTensors, room: usize) -> Result<Bound<'a>, BackendError> {
+        let caches = self.caches.clone();
+        self.bind_with(inputs, (&caches, room))
+    }
+}
+
+impl OrtRunner {
+    /// Binds the inputs, and lets each of `caches` be one buffer with room for so many rows behind its past.
+    fn bind_with(
+        &mut self,
+        inputs: &NamedTensors,
+        (caches, room): (&[[String; 2]], usize),
+    ) -> Result<Bound<'_>, BackendError> {
         self.signature.check(inputs)?;
         let Self { backend, session, .. } = self;
         let backend = *backend;
         let failed = move |stage| move |error: ort::Error| BackendError::failure(backend, stage, error.message());
         let binding = |error| failed("bind inputs and outputs")(error);
         let mut bound = session.create_binding().map_err(binding)?;
-        let mut values = Vec::with_capacity(inputs.len());
-        for (name, tensor) in inputs {
-            let value = owned_value(tensor).map_err(binding)?;
-            bound.bind_input(name.as_str(), &value).map_err(binding)?;
-            values.push(value);
-        }
-        let outputs: Vec<String> = session.outputs().iter().map(|output| output.name().to_owned()).collect();
+        let kept = ort_in_place::bind_inputs(session, &mut bound, inputs, (caches, &|rows| rows + room));
+        let kept = kept.map_err(binding)?;
+        let names = session.outputs().iter().map(|output| output.name().to_owned());
+        let outputs: Vec<String> = names.filter(|name| kept.shared.iter().all(|(shared, _)| shared != name)).collect();
         let memory = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::CPUOutput);
         let memory = memory.map_err(binding)?;
         Ok(Box::new(move || {
-            let _bound_as_long_as_the_calls = &values;
+            let _bound_as_long_as_the_calls = &kept;
             guarded(backend, "run the model", || {
                 // Bound anew, so that every call makes its outputs as a caller's would.
                 for name in &outputs {

@@ -1,8 +1,8 @@
-//! One run of ONNX Runtime in which past and present of each cache are one buffer.
+//! Runs of ONNX Runtime in which past and present of each cache are one buffer.
 
 use half::f16;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
-use ort::session::Session;
+use ort::session::{IoBinding, Session};
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor as OrtTensor};
 
 use super::BackendError;
@@ -24,23 +24,11 @@ pub(super) fn run(
         |error: ort::Error| BackendError::failure(backend, "run the model with caches in place", error.message());
     let names: Vec<String> = session.outputs().iter().map(|output| output.name().to_owned()).collect();
     let mut binding = session.create_binding().map_err(failed)?;
-    let mut bound: Vec<DynValue> = Vec::new();
-    let mut shared: Vec<(&str, DynValue)> = Vec::new();
-    for (name, input) in inputs {
-        if let Some([_, present]) = caches.iter().find(|[past, _]| past == name) {
-            let mut buffer = with_room(session, input, capacity).map_err(failed)?;
-            binding.bind_input(name, &buffer).map_err(failed)?;
-            binding.bind_output(present, &mut buffer).map_err(failed)?;
-            shared.push((present, buffer));
-        } else {
-            let value = owned_value(input).map_err(failed)?;
-            binding.bind_input(name, &value).map_err(failed)?;
-            bound.push(value);
-        }
-    }
+    let BoundInputs { shared, values: _bound } =
+        bind_inputs(session, &mut binding, inputs, (caches, &|_| capacity)).map_err(failed)?;
     let memory = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::CPUOutput);
     let memory = memory.map_err(failed)?;
-    let is_shared = |name: &str| shared.iter().any(|(present, _)| *present == name);
+    let is_shared = |name: &str| shared.iter().any(|(present, _)| present == name);
     for name in names.iter().filter(|name| !is_shared(name)) {
         binding.bind_output_to_device(name.as_str(), &memory).map_err(failed)?;
     }
@@ -51,9 +39,41 @@ pub(super) fn run(
     }
     drop(computed);
     for (present, buffer) in &shared {
-        outputs.insert((*present).to_owned(), tensor(backend, present, buffer)?);
+        outputs.insert(present.clone(), tensor(backend, present, buffer)?);
     }
     Ok(outputs)
+}
+
+/// What must live as long as a binding of it.
+pub(super) struct BoundInputs {
+    /// Inputs that are no caches.
+    pub(super) values: Vec<DynValue>,
+    /// Each buffer that is past and present, with the name of the output.
+    pub(super) shared: Vec<(String, DynValue)>,
+}
+
+/// Binds `inputs`, and the outputs of `caches` to the same buffers, whose rows follow from those of the past.
+pub(super) fn bind_inputs(
+    session: &Session,
+    binding: &mut IoBinding,
+    inputs: &NamedTensors,
+    (caches, capacity): (&[[String; 2]], &dyn Fn(usize) -> usize),
+) -> Result<BoundInputs, ort::Error> {
+    let mut bound = BoundInputs { values: Vec::new(), shared: Vec::new() };
+    for (name, input) in inputs {
+        if let Some([_, present]) = caches.iter().find(|[past, _]| past == name) {
+            let rows = input.shape().get(2).copied().unwrap_or_default();
+            let mut buffer = with_room(session, input, capacity(rows))?;
+            binding.bind_input(name, &buffer)?;
+            binding.bind_output(present, &mut buffer)?;
+            bound.shared.push((present.clone(), buffer));
+        } else {
+            let value = owned_value(input)?;
+            binding.bind_input(name, &value)?;
+            bound.values.push(value);
+        }
+    }
+    Ok(bound)
 }
 
 /// The rows of `cache`, `[batch, heads, rows, width]`, in a buffer of `capacity` rows.

@@ -31,6 +31,8 @@ pub(super) struct Contestant {
     pub(super) backend: usize,
     /// Place of the graph among the job's members.
     pub(super) member: usize,
+    /// Whether its caches are updated in place.
+    pub(super) in_place: bool,
     /// First calls, point by point.
     pub(super) first_calls: Vec<u64>,
     runner: Box<dyn Runner>,
@@ -132,15 +134,16 @@ impl<'a> Contest<'a> {
         let mut runner = self.setup.backends[backend].load(&self.job.members[member].file)?;
         let load = nanoseconds(start.elapsed());
         let mut first_calls = Vec::new();
-        for inputs in &self.inputs {
-            let mut call = runner.bind(&inputs[member])?;
+        for (inputs, point) in self.inputs.iter().zip(&self.job.points) {
+            let mut call = self.setup.bind(runner.as_mut(), &inputs[member], point)?;
             let start = Instant::now();
             call()?;
             first_calls.push(nanoseconds(start.elapsed()));
         }
         let peak_memory = Moment::read().peak_memory.zip(before).map(|(peak, before)| peak.saturating_sub(before));
         let subject = self.subject(member, backend);
-        Ok(Contestant { subject, backend, member, first_calls, runner, load, peak_memory })
+        let in_place = self.setup.in_place && runner.has_caches_in_place();
+        Ok(Contestant { subject, backend, member, in_place, first_calls, runner, load, peak_memory })
     }
 
     /// Compares the contestants of each model with each other on the timed inputs, beside what a checkpoint said of
@@ -327,7 +330,7 @@ impl<'a> Contest<'a> {
             let inputs = &self.inputs[point];
             let mut calls: Vec<TimedCall<'_, LatencyError>> = Vec::with_capacity(self.contestants.len());
             for Contestant { runner, member, .. } in &mut self.contestants {
-                let mut call = runner.bind(&inputs[*member])?;
+                let mut call = self.setup.bind(runner.as_mut(), &inputs[*member], &self.job.points[point])?;
                 calls.push(Box::new(move || {
                     let start = Instant::now();
                     let device = call()?;
@@ -356,6 +359,7 @@ fn row(contestant: &Contestant, point: &Sizes, index: usize, series: &Series, be
         first_call: contestant.first_calls.get(index).copied().unwrap_or_default(),
         warm_up_calls: series.warm_up_calls,
         steady: series.steady,
+        in_place: contestant.in_place,
         tokens_per_second: tokens(point) as f64 * 1e9 / times.p50.max(1) as f64,
         times,
         turns: turns.len(),
@@ -452,6 +456,7 @@ mod tests {
             subject,
             backend: 0,
             member: 0,
+            in_place: true,
             first_calls,
             runner: Box::new(Idle),
             load: 1,
@@ -462,6 +467,7 @@ mod tests {
         let (slow, first) = (series(2_000, 900), series(500, 300));
         let alone = row(&contestant, &point, 0, &first, None).unwrap();
         assert_eq!((alone.ratio, alone.first_call, alone.times.p50, alone.turns), (None, 7, 500, 8));
+        assert!(alone.in_place);
         assert_eq!(alone.tokens_per_second, 10.0 / 500e-9);
         let beside = row(&contestant, &point, 1, &slow, Some(&first)).unwrap();
         let value = |ratio: Option<crate::latency::Estimate>| ratio.map(|ratio| (ratio.value, ratio.interval));

@@ -88,6 +88,9 @@ pub enum LatencyError {
         /// Positions that there are.
         positions: usize,
     },
+    /// Caches were to be updated in place, and nothing here can.
+    #[error("--in-place: no graph here has caches that a backend of this run updates in place")]
+    NotInPlace,
     /// A graph has no operator of ours that could be cut out.
     #[error("{} has no MoA operator as a node", .model.display())]
     NoOperators {

@@ -46,7 +46,7 @@ use shapes::{point_of, random_inputs};
 use subjects::{Job, common_parts, jobs};
 
 use crate::{
-    backend::{Backend, OrtOptions, names},
+    backend::{Backend, BackendError, Bound, OrtOptions, Runner, caches_in_place, names},
     onnx::read::READ_BY_ROUTERS,
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
@@ -80,11 +80,16 @@ pub struct Setup<'a> {
     pub verified: Option<Vec<Vec<Verdict>>>,
     /// Whether to time what computes something else.
     pub allow_failed_parity: bool,
+    /// Whether caches are updated in place where graph and backend can.
+    pub in_place: bool,
     /// Whether to record where the time goes.
     pub record_operators: bool,
     /// Sees the progress.
     pub watch: &'a dyn Watch,
 }
+
+/// Rows that a cache has room for beyond those that a call fills, as a caller would have it who goes on.
+const ROOM: usize = 8;
 
 /// Sees the progress of a benchmark; is never called while something is timed.
 pub trait Watch {
@@ -107,6 +112,12 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
     let jobs = setup.jobs()?;
     if let Some(older) = setup.older {
         regression::can_be_compared(&receipt, setup.models, &jobs, older)?;
+    }
+    let mut members = jobs.iter().flat_map(|job| &job.members);
+    let can_be_in_place = setup.backends.iter().any(|backend| backend.name() == names::ORT)
+        && members.any(|member| !caches_in_place(&member.file).is_empty());
+    if setup.in_place && !can_be_in_place {
+        return Err(LatencyError::NotInPlace);
     }
     receipt.before = Moment::read();
     let mut result = BenchResult {
@@ -158,6 +169,17 @@ impl Setup<'_> {
                 runner.bind(&inputs[member]).ok()?().ok()
             });
         }
+    }
+
+    /// Calls of a contestant on `inputs`, with caches as they were asked for.
+    fn bind<'b>(
+        &self,
+        runner: &'b mut dyn Runner,
+        inputs: &'b NamedTensors,
+        point: &Sizes,
+    ) -> Result<Bound<'b>, BackendError> {
+        let new = point.get(SEQUENCE).copied().unwrap_or(1);
+        if self.in_place { runner.bind_in_place(inputs, new + ROOM) } else { runner.bind(inputs) }
     }
 
     fn jobs(&self) -> Result<Vec<Job>, LatencyError> {

@@ -92,6 +92,9 @@ pub struct Options {
     pub warm_up: f64,
     /// Whether a backend that computes something else is timed.
     pub allow_failed_parity: bool,
+    /// Whether caches are updated in place where graph and backend can.
+    #[serde(default)]
+    pub in_place: bool,
     /// The widest instructions that the environment lets the operator library use.
     #[serde(default)]
     pub instructions: Option<String>,
@@ -203,6 +206,7 @@ pub(crate) fn sample() -> Receipt {
             seconds: None,
             warm_up: 5.0,
             allow_failed_parity: false,
+            in_place: false,
             instructions: None,
             packing: None,
         },

@@ -214,6 +214,7 @@ fn same_circumstances(new: &Receipt, old: &Receipt) -> Result<(), Incomparable> 
             ("threads", format!("{} of ONNX Runtime, {} of tract", threads.onnx_runtime, threads.tract)),
             ("routing", receipt.options.routing.clone()),
             ("inputs", receipt.options.inputs.clone().unwrap_or_else(|| "random".into())),
+            ("caches in place", if receipt.options.in_place { "yes" } else { "no" }.into()),
             ("seed", receipt.options.seed.to_string()),
             ("instructions", receipt.options.instructions.clone().unwrap_or_else(|| "all".into())),
             ("packing of bf16", receipt.options.packing.clone().unwrap_or_else(|| "plain".into())),

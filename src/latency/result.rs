@@ -56,6 +56,9 @@ pub struct Row {
     pub warm_up_calls: usize,
     /// Whether the warm-up ended in a steady state.
     pub steady: bool,
+    /// Whether past and present of its caches were one buffer.
+    #[serde(default)]
+    pub in_place: bool,
     /// All timed calls.
     #[serde(rename = "times_ns")]
     pub times: Summary,
@@ -286,6 +289,7 @@ pub(crate) fn sample() -> BenchResult {
         first_call: first + 7,
         warm_up_calls: 16,
         steady: ratio.is_none(),
+        in_place: false,
         times: times(first),
         turns: 20,
         turn_median: estimate(first as f64),

@@ -1,6 +1,7 @@
 //! `moa-export bench`. Nothing here asserts a time.
 
 mod compare;
+mod in_place;
 mod inputs;
 mod sizes;
 

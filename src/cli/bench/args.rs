@@ -31,6 +31,11 @@ starting its threads, is in neither: before anything is measured, every backend 
 and drops it. The memory is what both added to the process at its peak, after free memory went back to the system; \
 between two copies of one model it differs by some hundred kB.
 
+In place: with --in-place, past and present of each self-attention cache are one buffer with room for the new tokens, \
+in graphs whose caches our library updates in place, on the backend ort; `generate` runs so. Every call writes the same \
+rows. All others, such as ort-function, cannot and are timed as without the option, beside it; every output says which. \
+Parity is of calls whose caches are not in place; `verify` checks both. The pass by node runs without it.
+
 Routing: with `data` whole graphs run on their inputs. A whole graph cannot be rerouted faithfully, so \
 `uniform`, `zipf:S`, `single` and `trace:FILE` time every MoA operator by itself, cut out of the model with its own \
 weights, on hidden states for which its own router makes the asked choice, which is checked. FILE holds \
@@ -44,6 +49,7 @@ Examples:
   moa-export bench OUT --seq 10,128                           with our library and without it
   moa-export bench a.onnx b.onnx --backends ort               two models
   moa-export bench OUT --batch 1,8 --seq 1 --past 0,128       decoding
+  moa-export bench OUT --seq 1 --past 1000 --in-place         a step as `generate` does it
   moa-export bench OUT --routing zipf:1 --json - > zipf.json  a skewed router, by operator
   moa-export bench OUT --compare before.json                  exit code 1 where a row became slower";
 
@@ -72,6 +78,9 @@ pub(in crate::cli) struct BenchArguments {
     /// Size of another axis of the graph
     #[arg(long, value_name = "AXIS=N", value_parser = axis)]
     dim: Vec<(String, usize)>,
+    /// Update caches in place, as `generate` does, where graph and backend can: past and present are one buffer
+    #[arg(long)]
+    pub(super) in_place: bool,
     /// Inputs by name, a `.safetensors` file, in place of random ones
     #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "seq", "past", "source", "dim", "routing"])]
     pub(super) inputs: Option<PathBuf>,

@@ -8,7 +8,7 @@ use crate::{
 
 const HEADER: &str = "model,backend,part,module,clock,batch,sequence,past_sequence,source,samples,min_ns,mean_ns,p50_ns,\
 p90_ns,p99_ns,p99_9_ns,max_ns,tokens_per_second,ratio,ratio_low,ratio_high,turns,turn_median_ns,turn_median_low_ns,\
-turn_median_high_ns,first_call_ns,load_ns,added_memory_bytes,steady,parity,cpu,threads,load_average_before,\
+turn_median_high_ns,first_call_ns,load_ns,added_memory_bytes,steady,in_place,parity,cpu,threads,load_average_before,\
 load_average_after,routing,seed,program,unix_time,model_sha256,data_sha256";
 
 /// Whose time a row tells.
@@ -48,7 +48,8 @@ fn cells(result: &BenchResult, row: &Row, clock: Clock) -> Vec<String> {
     let ratio = [row.ratio.map(|ratio| ratio.value), interval.map(|[low, _]| low), interval.map(|[_, high]| high)];
     cells.extend(ratio.map(|value| value.map(|value| with_digits(value, 4, 6)).unwrap_or_default()));
     cells.extend(of_the_host(result, row).map(|cell| if clock == Clock::Host { cell } else { String::new() }));
-    cells.extend([row.steady.to_string(), result.parity_of(row).map(Verdict::name).unwrap_or_default().into()]);
+    cells.extend([row.steady.to_string(), row.in_place.to_string()]);
+    cells.extend([result.parity_of(row).map(Verdict::name).unwrap_or_default().into()]);
     cells.push(receipt.machine.cpu.clone().unwrap_or_default());
     cells.push(receipt.threads.onnx_runtime.to_string());
     let load = |load: Option<[f64; 3]>| load.map(|[one, ..]| one.to_string()).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     changes,
     short::Short,
-    text::{Names, duration, rate, ratio, with_devices},
+    text::{Names, duration, in_place, rate, ratio, with_devices},
     words::clock,
 };
 use crate::{
@@ -44,6 +44,9 @@ pub(super) fn html(result: &BenchResult, changes: Result<Option<&Regression>, &s
          beyond a percentile. Rows with CUDA events are the same calls between two events on the device.",
     );
     let short = Short::of(result);
+    if let Some(note) = in_place(&short.result) {
+        section.paragraph(note);
+    }
     if !short.names().is_empty() {
         section.facts(short.names().to_vec());
     }
@@ -397,6 +400,9 @@ fn facts(report: &mut Report, receipt: &Receipt) {
     facts.extend(receipt.runtimes.iter().map(fact));
     for file in &receipt.files {
         facts.push((format!("{}: {}", file.model, file.file), file_fact(file)));
+    }
+    if receipt.options.in_place {
+        facts.push(("Caches".into(), "updated in place where graph and backend can".into()));
     }
     if receipt.options.allow_failed_parity {
         facts.push(("Parity".into(), "was allowed to fail".into()));

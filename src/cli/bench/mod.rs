@@ -91,6 +91,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         budget: budget(arguments),
         verified: verified(arguments, &models, &backends)?,
         allow_failed_parity: arguments.allow_failed_parity,
+        in_place: arguments.in_place,
         record_operators: !arguments.no_operators,
         watch: &progress,
     };
@@ -268,6 +269,7 @@ fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Res
             seconds: setup.budget.time().map(|time| time.as_secs_f64()),
             warm_up: arguments.warm_up,
             allow_failed_parity: arguments.allow_failed_parity,
+            in_place: setup.in_place,
             instructions: instructions(setup.backends),
             packing: packing(setup.backends),
         },

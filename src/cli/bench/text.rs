@@ -19,6 +19,7 @@ pub(super) fn text(result: &BenchResult) -> String {
         text.push_str("\nPARITY FAILED: what is timed here does not all compute the same\n");
     }
     text.push_str(&format!("\n{}", times(result)));
+    text.extend(in_place(result).map(|note| note + "\n"));
     text.push_str(&format!("\n{}", sessions(result)));
     for operators in by_part(&result.operators) {
         text.push_str(&format!("\n{}", places(&operators)));
@@ -163,6 +164,15 @@ fn times(result: &BenchResult) -> String {
     };
     let rows: Vec<_> = with_devices(&result.rows).iter().map(row).collect();
     table(&header.iter().map(String::as_str).collect::<Vec<_>>(), &rows)
+}
+
+/// Who updated caches in place, where that was asked for.
+pub(super) fn in_place(result: &BenchResult) -> Option<String> {
+    let who = |row: &Row| place(&row.subject, None);
+    let own: BTreeSet<String> = result.rows.iter().filter(|row| row.in_place).map(who).collect();
+    let own = own.into_iter().collect::<Vec<_>>().join("; ");
+    let note = || format!("caches in place (past and present are one buffer): {own}; all others make new outputs");
+    result.receipt.options.in_place.then(note)
 }
 
 /// The rows, each with that of its device's times behind it.
@@ -367,6 +377,16 @@ mod tests {
             assert_eq!(rate(tokens), text);
         }
         assert_eq!([f64::NAN, f64::INFINITY].map(|value| with_digits(value, 3, 3)), ["NaN", "inf"]);
+    }
+
+    #[test]
+    fn who_updates_caches_in_place_is_told() {
+        let mut result = sample();
+        assert_eq!(in_place(&result), None);
+        result.receipt.options.in_place = true;
+        result.rows[0].in_place = true;
+        let expected = "\ncaches in place (past and present are one buffer): m.onnx on ort, decoder_model; all others";
+        assert!(text(&result).contains(expected), "{}", text(&result));
     }
 
     #[test]

@@ -440,6 +440,10 @@ impl From<LatencyError> for Failure {
             LatencyError::TooLarge { .. } => {
                 (Code::BenchUsage, Some("give smaller sizes to --batch, --seq, --past, --source or --dim"))
             }
+            LatencyError::NotInPlace => {
+                let help = "give a decoder of --form function or fused to the backend ort, or leave out --in-place";
+                (Code::BenchUsage, Some(help))
+            }
             LatencyError::NoOperators { .. } | LatencyError::Cut { .. } => (Code::BenchUnsupported, Some(form)),
             LatencyError::Steering { .. } => (Code::BenchUnsupported, Some("leave out --routing")),
             LatencyError::Trace { .. } => {

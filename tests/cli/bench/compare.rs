@@ -92,6 +92,7 @@ fn what_was_measured_otherwise_is_not_compared() {
     let more = measured.result["receipt"]["threads"]["onnx_runtime"].as_u64().unwrap() + 1;
     measured.refused("same.json", 2, &["threads"], &format!("--threads {more}"));
     measured.refused("same.json", 2, &["routing: data then, single now"], "--routing single");
+    measured.refused("same.json", 2, &["caches in place: no then, yes now"], "--in-place");
 }
 
 /// Fewer turns than an interval needs: the result is written, and says that it was not compared.

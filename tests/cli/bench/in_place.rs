@@ -1,0 +1,37 @@
+//! `bench --in-place`.
+
+use serde_json::Value;
+
+use super::{exported, json, list};
+use crate::scene::{Scene, require_runtime};
+
+/// The encoder has no caches, and ONNX Runtime alone makes new ones.
+#[test]
+fn what_can_updates_its_caches_in_place_and_every_output_says_so() {
+    require_runtime();
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out");
+    let line = "bench out --samples 4 --warm-up 0.05 --no-operators --seq 1,3 --past 0,7 --in-place";
+    let result = json(&scene.accepts(&format!("{line} --json - --csv t.csv --report r.html")));
+    assert_eq!(result["receipt"]["options"]["in_place"], true);
+    for row in list(&result, "rows") {
+        let (part, backend) = (&row["subject"]["part"], &row["subject"]["backend"]);
+        assert_eq!(row["in_place"], Value::Bool(part == "decoder_model" && backend == "ort"), "{row}");
+    }
+    let told =
+        "caches in place (past and present are one buffer): out on ort, decoder_model; all others make new outputs";
+    let page = String::from_utf8(scene.read("r.html")).unwrap();
+    assert!(page.contains(told) && page.contains("updated in place where graph and backend can"), "{page}");
+    assert!(String::from_utf8(scene.read("t.csv")).unwrap().contains(",true,agrees,"));
+    assert!(scene.accepts(line).contains(told));
+}
+
+#[test]
+fn what_has_no_caches_to_update_in_place_is_refused() {
+    let scene = exported("");
+    let parts = ["MOA-E0229", "--in-place: no graph here has caches", "help: give a decoder"];
+    scene.refuses("bench m.onnx --in-place", 2, &parts);
+    let decoder = Scene::with_fixture("jetmoe/bf16");
+    decoder.accepts("ck -o out");
+    decoder.refuses("bench out --in-place --backends ort-function", 2, &parts);
+}
