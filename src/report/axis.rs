@@ -10,12 +10,13 @@ pub struct Axis {
     log: bool,
     from_zero: bool,
     at_values: bool,
+    tight: bool,
 }
 
 impl Axis {
     /// Equal distances for equal differences; `unit` may be empty.
     pub fn linear(label: impl Into<String>, unit: impl Into<String>) -> Self {
-        Self { label: label.into(), unit: unit.into(), log: false, from_zero: false, at_values: false }
+        Self { label: label.into(), unit: unit.into(), log: false, from_zero: false, at_values: false, tight: false }
     }
 
     /// Equal distances for equal ratios; values that are not positive cannot be drawn and are counted in a note.
@@ -34,6 +35,13 @@ impl Axis {
     #[must_use]
     pub fn ticks_at_values(mut self) -> Self {
         self.at_values = true;
+        self
+    }
+
+    /// Lets the axis end at the least and the greatest value, such as those of ranks, beyond which there is nothing.
+    #[must_use]
+    pub fn tight(mut self) -> Self {
+        self.tight = true;
         self
     }
 
@@ -71,6 +79,9 @@ impl Axis {
             false => linear_ticks(if self.from_zero { low.min(0.0) } else { low }, high, count),
         };
         let mut scale = Scale { low, high, start, end, log: self.log, ticks };
+        if self.tight {
+            scale.tighten(drawn().collect());
+        }
         if self.at_values {
             scale.ticks_at(drawn().collect());
         }
@@ -103,6 +114,17 @@ impl Scale {
     /// The place where bars begin: zero, or the end of the axis nearest to it.
     pub(super) fn base(&self) -> f64 {
         if self.log { self.start } else { self.at(0.0_f64.clamp(self.low, self.high)) }
+    }
+
+    /// Ends at the least and the greatest of several `values`.
+    fn tighten(&mut self, mut values: Vec<f64>) {
+        values.sort_by(f64::total_cmp);
+        if let [low, .., high] = values[..]
+            && low < high
+        {
+            (self.low, self.high) = (low, high);
+            self.ticks.retain(|(tick, _)| (low..=high).contains(tick));
+        }
     }
 
     /// Replaces the ticks by `values`, unless they are many or their labels would touch.
@@ -207,6 +229,15 @@ mod tests {
         assert_eq!(labels(&axis, &[512.0, 1.0, 128.0, 128.0]), ["1", "128", "512"]);
         let crowded = labels(&axis, &[1.0, 1.01, 1e4]);
         assert!(!crowded.contains(&"1.01".to_owned()), "{crowded:?}");
+    }
+
+    #[test]
+    fn a_tight_axis_has_no_place_without_a_value() {
+        let axis = Axis::linear("", "").tight();
+        assert_eq!(labels(&axis, &[1.0, 16.0]), ["5", "10", "15"]);
+        let scale = axis.scale(&[1.0, 16.0], 0.0, 600.0, 100.0);
+        assert_eq!((scale.at(1.0), scale.at(16.0)), (0.0, 600.0));
+        assert!(labels(&axis, &[7.0]).len() >= 2);
     }
 
     #[test]

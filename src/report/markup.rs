@@ -76,7 +76,8 @@ pub(super) fn with_decimals(value: f64, decimals: usize) -> String {
     if value < 0.0 && !zero { format!("−{grouped}") } else { grouped }
 }
 
-fn signed(text: &str) -> String {
+/// `text`, a number that the caller formatted, with real minus signs, its exponent's too.
+pub fn signed(text: &str) -> String {
     text.replace('-', "−")
 }
 

@@ -23,7 +23,7 @@ mod plot;
 mod table;
 
 pub use axis::Axis;
-pub use markup::{format_number, shortened};
+pub use markup::{format_number, shortened, signed};
 pub use plot::{Bars, Distribution, HeatMap, Lines, Plot, Series};
 pub use table::{Cell, Column, Status, Table};
 
@@ -31,6 +31,7 @@ pub use table::{Cell, Column, Status, Table};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     title: String,
+    about: String,
     subtitle: String,
     footer: String,
     verdict: Option<(Status, String)>,
@@ -57,7 +58,13 @@ impl Report {
     /// A page without sections.
     pub fn new(title: impl Into<String>, subtitle: impl Into<String>) -> Self {
         let (title, subtitle) = (title.into(), subtitle.into());
-        Self { title, subtitle, footer: String::new(), verdict: None, sections: Vec::new() }
+        Self { title, about: String::new(), subtitle, footer: String::new(), verdict: None, sections: Vec::new() }
+    }
+
+    /// Sets what the page is about, such as a model: the title of its window begins with it.
+    pub fn about(&mut self, text: impl Into<String>) -> &mut Self {
+        self.about = text.into();
+        self
     }
 
     /// Sets what stands under everything, such as the program that wrote the page.

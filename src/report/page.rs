@@ -15,12 +15,13 @@ const CONTENTS_FROM: usize = 4;
 pub(super) fn render(report: &Report) -> String {
     let mut html = String::with_capacity(1 << 16);
     let title = Escaped(&report.title);
+    let window = if report.about.is_empty() { String::new() } else { format!("{} – ", Escaped(&report.about)) };
     let _ = write!(
         html,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{window}{title}</title>\n\
          <style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n"
     );
     if !report.subtitle.is_empty() {

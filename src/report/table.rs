@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::markup::{Escaped, format_number};
+use super::markup::{Escaped, format_number, with_decimals};
 
 /// Characters up to which a text is not broken: a table that is too wide scrolls, and names stay whole.
 const UNBROKEN: usize = 32;
@@ -103,7 +103,8 @@ impl From<usize> for Cell {
 impl From<u64> for Cell {
     #[allow(clippy::cast_precision_loss)]
     fn from(value: u64) -> Self {
-        if value < 1_000_000_000 { Self::from(value as f64) } else { Self::Text(value.to_string()) }
+        const EXACT: u64 = 1 << 53;
+        Self::Text(if value < EXACT { with_decimals(value as f64, 0) } else { value.to_string() })
     }
 }
 
