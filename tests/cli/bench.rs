@@ -155,6 +155,7 @@ fn dense_nodes_of_a_routed_layer_are_not_routed() {
         assert!(nodes.iter().any(routed) && !nodes.iter().all(routed), "{nodes:?}");
     }
     let page = String::from_utf8(scene.read("r.html")).unwrap();
+    assert!(page.contains("<title>out – Latency</title>"), "{page}");
     let dense: Vec<_> = page.lines().filter(|line| line.contains("<title>decoder.layers.0, MoA: ")).collect();
     assert!(dense.iter().any(|line| line.contains("MoA: 0 µs")) && dense.len() == 4, "{dense:?}");
 }

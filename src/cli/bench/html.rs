@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     changes,
     short::Short,
-    text::{Names, duration, in_place, rate, ratio, with_devices},
+    text::{Names, duration, in_place, ratio, with_devices},
     words::clock,
 };
 use crate::{
@@ -35,6 +35,7 @@ pub(super) fn html(result: &BenchResult, changes: Result<Option<&Regression>, &s
     let threads = counted(receipt.threads.onnx_runtime, "thread");
     let subtitle = format!("{names}: {threads} on {cpu}, routing {}", receipt.options.routing);
     let mut report = Report::new("Latency", subtitle);
+    report.about(names);
     verdict(&mut report, result, changes.ok().flatten());
     let section = report.section("What was timed");
     section.paragraph(
@@ -101,7 +102,7 @@ fn times(section: &mut Section, result: &BenchResult, part: &Place) {
         let beside = row.ratio.as_ref().map_or_else(|| "–".to_owned(), ratio);
         cells.extend([times.samples.into(), duration(times.p50).into(), beside.into(), duration(times.min).into()]);
         cells.extend([times.p90, times.p99, times.p99_9].map(optional));
-        cells.push(rate(row.tokens_per_second).into());
+        cells.push(row.tokens_per_second.into());
         table.push(cells);
     }
     section.table(table);
@@ -141,20 +142,20 @@ fn has_several_models(result: &BenchResult) -> bool {
     result.rows.iter().any(|row| row.subject.model != result.rows[0].subject.model)
 }
 
-#[allow(clippy::cast_precision_loss)]
-fn milliseconds(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / 1e6
-}
-
-/// Median of the turns, in milliseconds.
-fn turn_median(row: &Row) -> f64 {
-    row.turn_median.value / 1e6
+/// The unit of all pictures of a part, which its slowest row decides as in tables: its name, and its nanoseconds.
+fn unit(result: &BenchResult, part: &Place) -> (&'static str, f64) {
+    match rows(result, part).map(|row| row.turn_median.value).fold(0.0, f64::max) {
+        0.0..999_950.0 => ("µs", 1e3),
+        0.0..999_995_000.0 => ("ms", 1e6),
+        _ => ("s", 1e9),
+    }
 }
 
 /// Latency against every axis that has several sizes; bars where none has.
 #[allow(clippy::cast_precision_loss)]
 fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
     let several = has_several_models(result);
+    let (unit, of_unit) = unit(result, part);
     let section = report.section(name(part));
     times(section, result, part);
     let mut drawn = false;
@@ -183,26 +184,26 @@ fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
         }
         let differing = series.iter().any(|(_, rest, _)| *rest != series[0].1);
         let x = if axis == PAST { Axis::linear("cached tokens", "") } else { Axis::log(axis, "") };
-        let y = Axis::log("time of a call", "ms");
+        let y = Axis::log("time of a call", unit);
         let mut plot =
             Lines::new(format!("Median time against {axis}, with its 95 % interval"), x.ticks_at_values(), y);
         for (who, rest, mut rows) in series {
             rows.sort_by_key(|row| row.point.get(axis).copied());
             let label = if differing { format!("{who}, {}", point_text(&rest)) } else { who };
             let x = |row: &&Row| row.point.get(axis).copied().unwrap_or_default() as f64;
-            let points: Vec<_> = rows.iter().map(|row| (x(row), turn_median(row))).collect();
+            let points: Vec<_> = rows.iter().map(|row| (x(row), row.turn_median.value / of_unit)).collect();
             let band = rows.iter().map(|row| {
                 let [low, high] = row.turn_median.interval.unwrap_or([row.turn_median.value; 2]);
-                (low / 1e6, high / 1e6)
+                (low / of_unit, high / of_unit)
             });
             plot = plot.series(Series::new(label).points(points).band(band));
         }
         section.plot(plot);
     }
     if !drawn {
-        let mut bars = Bars::new("Median time", Axis::linear("time of a call", "ms").from_zero());
+        let mut bars = Bars::new("Median time", Axis::linear("time of a call", unit).from_zero());
         for row in rows(result, part) {
-            bars = bars.bar(who(row, several), turn_median(row));
+            bars = bars.bar(who(row, several), row.turn_median.value / of_unit);
         }
         section.plot(bars);
     }
@@ -212,6 +213,7 @@ fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
 fn distributions(report: &mut Report, result: &BenchResult, part: &Place) {
     let several = has_several_models(result);
+    let (unit, of_unit) = unit(result, part);
     let mut points: Vec<&Sizes> = Vec::new();
     for row in rows(result, part) {
         if !points.contains(&&row.point) {
@@ -220,18 +222,20 @@ fn distributions(report: &mut Report, result: &BenchResult, part: &Place) {
     }
     points.sort_by_key(|point| std::cmp::Reverse(point.values().map(|size| size.max(&1)).product::<usize>()));
     points.truncate(if part.1.is_some() { 1 } else { DISTRIBUTIONS });
+    let place = |point: &Sizes| rows(result, part).position(|row| row.point == *point);
+    points.sort_by_key(|point| place(point));
     let section = report.section(format!("{}: every call", name(part)));
     section.paragraph(format!("Times to three digits; of many calls every n-th, so that there are at most {DRAWN}."));
     for point in points {
         let title = format!("Share of calls that took no longer, at {}", point_text(point));
-        let mut plot = Distribution::cumulative(title, Axis::log("time of a call", "ms"));
+        let mut plot = Distribution::cumulative(title, Axis::log("time of a call", unit));
         for row in rows(result, part).filter(|row| row.point == *point) {
             let every = row.times.samples.div_ceil(DRAWN).max(1);
             let mut seen = 0;
             let samples = row.times.histogram.iter().flat_map(|(time, count)| {
                 let before = seen / every;
                 seen += count;
-                std::iter::repeat_n(milliseconds(*time), (seen / every - before) as usize)
+                std::iter::repeat_n(*time as f64 / of_unit, (seen / every - before) as usize)
             });
             let samples: Vec<f64> = samples.collect();
             plot = plot.series(who(row, several), samples);
@@ -302,7 +306,7 @@ fn experts(report: &mut Report, loads: &[ExpertLoad]) {
         map = map.columns("expert", (0..experts).map(|expert| expert.to_string()));
         for load in own {
             let share = |count: &u64| Some(100.0 * *count as f64 / load.tokens.max(1) as f64);
-            let module = if load.module.is_empty() { "router" } else { &load.module };
+            let module = if load.module.is_empty() { "layer" } else { &load.module };
             map = map.row(format!("{module} ({:.2})", load.imbalance()), load.counts.iter().map(share));
         }
         section.plot(map);
@@ -409,4 +413,35 @@ fn facts(report: &mut Report, receipt: &Receipt) {
     }
     facts.extend(receipt.warnings.iter().map(|warning| ("Warning".to_owned(), warning.clone())));
     report.section("Receipt").facts(facts);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::sample;
+
+    #[test]
+    fn pictures_of_a_part_have_the_unit_of_its_slowest_row() {
+        let mut result = sample();
+        let first = result.rows[0].clone();
+        for (slowest, expected) in [(999_949.0, "µs"), (1_000_000.0, "ms"), (2e9, "s")] {
+            let mut slow = first.clone();
+            slow.turn_median.value = slowest;
+            result.rows = vec![first.clone(), slow];
+            assert_eq!(unit(&result, &parts(&result)[0]).0, expected);
+            let page = html(&result, Ok(None));
+            assert!(page.contains(&format!("time of a call ({expected})")), "{slowest}");
+        }
+    }
+
+    #[test]
+    fn points_are_drawn_in_the_order_of_the_table() {
+        let mut result = sample();
+        let first = result.rows[0].clone();
+        result.rows =
+            [1, 4, 16].map(|size| Row { point: [(SEQUENCE.to_owned(), size)].into(), ..first.clone() }).into();
+        let page = html(&result, Ok(None));
+        let places = [1, 4, 16].map(|size| page.find(&format!("no longer, at sequence {size}<")).unwrap());
+        assert!(places.is_sorted(), "{places:?}");
+    }
 }

@@ -294,7 +294,7 @@ fn experts(loads: &[ExpertLoad]) -> String {
         let percent = |count: &u64| format!("{:3.0}", 100.0 * *count as f64 / load.tokens.max(1) as f64);
         let mut shares: Vec<_> = load.counts.iter().take(SHOWN).map(percent).collect();
         shares.extend((load.counts.len() > SHOWN).then(|| "…".to_owned()));
-        let module = if load.module.is_empty() { "router" } else { &load.module };
+        let module = if load.module.is_empty() { "layer" } else { &load.module };
         let names = [load.model.clone(), load.part.clone(), module.to_owned(), load.tokens.to_string()];
         names.into_iter().chain([format!("{:.2}", load.imbalance()), shares.join(" ")]).collect()
     });
