@@ -39,6 +39,8 @@ pub(super) struct Profiled<'a> {
     pub(super) backend: &'static str,
     pub(super) runs: usize,
     pub(super) profile: Profile,
+    /// What stands in the page's receipt; empty where there is no page.
+    pub(super) receipt: Vec<(String, String)>,
     vocabulary: Option<Vocabulary>,
     dictionary: Option<Dictionary>,
 }
@@ -78,8 +80,12 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if profile.modules.iter().all(|module| module.tokens == 0) {
         return Err(Failure::malformed("every token of the inputs is padding", "check the attention masks"));
     }
-    let profiled =
-        Profiled { arguments, backend: backend.name(), runs: batches.len(), profile, vocabulary, dictionary };
+    let receipt = match page {
+        Some(_) => profile_report::receipt(arguments, std::slice::from_ref(&backend))?,
+        None => Vec::new(),
+    };
+    let (backend, runs) = (backend.name(), batches.len());
+    let profiled = Profiled { arguments, backend, runs, profile, receipt, vocabulary, dictionary };
     let printed = print_result(&match arguments.json {
         true => document(Kind::Profile, profiled.json()),
         false => profiled.text(),

@@ -1,7 +1,14 @@
 //! The page of `moa-export profile`.
 
-use super::profile::{Profiled, apart_from_scores, labels, sorted_loads};
+use super::{
+    Failure,
+    profile::{Profiled, apart_from_scores, labels, sorted_loads},
+    profile_args::ProfileArguments,
+    receipt::{fact, file_fact, instructions, libraries, packing, utc},
+};
 use crate::{
+    backend::Backend,
+    latency::{LatencyError, Machine, Model, hash_file, now},
     profile::{ModuleProfile, Score},
     report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Table},
 };
@@ -14,6 +21,7 @@ pub(super) fn page(profiled: &Profiled<'_>) -> Report {
     let labels = labels(modules);
     let groups = groups(modules, &labels);
     let mut report = Report::new("Expert routing", profiled.arguments.model.display().to_string());
+    report.about(profiled.arguments.model.display().to_string());
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
     overview(report.section("Inputs"), profiled);
     load(report.section("Load"), modules, &labels, &groups);
@@ -22,7 +30,30 @@ pub(super) fn page(profiled: &Profiled<'_>) -> Report {
     if modules.iter().any(|module| module.pmi.is_some()) {
         tokens(report.section("Tokens of each expert"), profiled, &labels);
     }
+    report.section("Receipt").facts(profiled.receipt.clone());
     report
+}
+
+/// With what and when a profile is made, as a list.
+pub(super) fn receipt(
+    arguments: &ProfileArguments,
+    backends: &[Box<dyn Backend>],
+) -> Result<Vec<(String, String)>, Failure> {
+    let threads = arguments.threads.map_or_else(|| "as many as ONNX Runtime chooses".into(), |count| count.to_string());
+    let mut facts = vec![
+        ("Processor".to_owned(), Machine::processor().unwrap_or_else(|| "unknown".into())),
+        ("Threads".into(), threads),
+        ("Time".into(), utc(now())),
+    ];
+    facts.extend(instructions(backends).map(|level| ("Instructions, at most".to_owned(), level)));
+    facts.extend(packing(backends).map(|way| ("Packing of bf16".to_owned(), way)));
+    facts.extend(libraries(backends, arguments.library.as_deref()).iter().map(fact));
+    facts.extend(Model::open(&arguments.model)?.files()?.iter().map(|file| (file.file.clone(), file_fact(file))));
+    for path in &arguments.inputs {
+        let (sha256, bytes) = hash_file(path).map_err(LatencyError::from)?;
+        facts.push((path.display().to_string(), format!("{bytes} bytes, sha256 {sha256}")));
+    }
+    Ok(facts)
 }
 
 fn overview(section: &mut Section, profiled: &Profiled<'_>) {
@@ -91,7 +122,7 @@ fn load(section: &mut Section, modules: &[ModuleProfile], labels: &[String], gro
     }
     section.plot(map);
     for group in groups {
-        let rank = Axis::linear("experts, most used first", "").ticks_at_values();
+        let rank = Axis::linear("experts, most used first", "").ticks_at_values().tight();
         let mut plot = Lines::new(group.title("Sorted load"), rank, Axis::linear("share of choices", "%").from_zero());
         for (place, name) in &group.members {
             let loads = sorted_loads(&modules[*place]);

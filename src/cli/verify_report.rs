@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     parity::{AuditOutcome, BackendReport, Difference, FileAudit, GraphReport, NodeAudit, Verification},
-    report::{Axis, Bars, Cell, Column, Report, Section, Status, Table},
+    report::{Axis, Bars, Cell, Column, Report, Section, Status, Table, signed},
 };
 
 pub(super) fn page(
@@ -21,6 +21,7 @@ pub(super) fn page(
 ) -> Report {
     let subtitle = format!("{} compared with {}", arguments.model.display(), arguments.checkpoint.display());
     let mut report = Report::new("Verification", subtitle);
+    report.about(arguments.model.display().to_string());
     report.footer(format!("moa-export {}", env!("CARGO_PKG_VERSION")));
     let unread = |audit: &FileAudit| audit.nodes().is_none_or(|nodes| nodes.difference.is_some());
     let status = match verdict {
@@ -170,8 +171,8 @@ fn backends(section: &mut Section, result: &Verification) {
                 graph.runs.into(),
                 outputs.values.into(),
                 outputs.mismatches.into(),
-                seen(graph, format!("{:.1e}", outputs.max_abs)),
-                seen(graph, tolerance(outputs)),
+                seen(graph, signed(&format!("{:.1e}", outputs.max_abs))),
+                seen(graph, signed(&tolerance(outputs))),
             ]);
         }
     }
@@ -189,8 +190,8 @@ fn backends(section: &mut Section, result: &Verification) {
             graph.graph.as_str().into(),
             place.as_str().into(),
             format!("{index:?}").into(),
-            format!("{found:.8}").into(),
-            format!("{expected:.8}").into(),
+            signed(&format!("{found:.8}")).into(),
+            signed(&format!("{expected:.8}")).into(),
         ]);
     }
     section.table(worst);
@@ -249,7 +250,7 @@ fn routing(section: &mut Section, result: &Verification) {
             routing.decisions.into(),
             routing.equal.into(),
             routing.ties.into(),
-            seen(graph, format!("{:.1e}", routing.margin)),
+            seen(graph, signed(&format!("{:.1e}", routing.margin))),
             routing.unexplained_count.into(),
         ]);
     }

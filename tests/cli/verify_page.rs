@@ -36,6 +36,11 @@ fn a_failure_says_what_failed() {
     for says in ["NOT verified", "What failed", "v_proj.weight", "values out of tolerance"] {
         assert!(page.contains(says), "{says}");
     }
+    let cells: Vec<_> = page.split("<td").filter_map(|cell| cell.split('<').next()).collect();
+    assert!(
+        cells.iter().any(|cell| cell.contains("e−")) && !cells.iter().any(|cell| cell.contains("e-0")),
+        "{cells:?}"
+    );
 }
 
 /// A table that only warned would contradict the verdict above it.
