@@ -156,7 +156,8 @@ fn cut(count: usize) -> Option<usize> {
 }
 
 /// How long one contestant takes beside another: the median of the ratios of their turns, each turn's time being
-/// its median. The turns of a round follow each other at once, so that what slows the machine for longer than a
+/// its median. The interval knows nothing of what differs between sessions of one model, such as where their memory
+/// lies. The turns of a round follow each other at once, so that what slows the machine for longer than a
 /// round slows both and leaves the ratio.
 ///
 /// `None` where there is no common round.
