@@ -53,7 +53,7 @@ fn small_transformer() -> Model {
 }
 
 fn export(model: &Model, out: &Path, form: Form, precision: Precision) {
-    let graph = Options { form, precision, router_outputs: false, last_logits: false };
+    let graph = Options { form, precision, ..Options::default() };
     let options = ExportOptions { graph, force: true, ..Default::default() };
     export_model("transformer", model, out, &options).unwrap();
 }

@@ -16,7 +16,7 @@ use moa_export::{
     tensor::{Tensor, TensorData},
 };
 use moa_graphs::{
-    Form, LowerError, Options, Precision, lower,
+    Form, LowerError, Options, lower,
     model::{MoaLayer, Model, Norm},
 };
 use serde_json::Value;
@@ -156,7 +156,7 @@ fn layers_that_rotate_need_positions() {
     for cross_attention in [false, true] {
         let layer = Model::Layer(MoaLayer { attention: attention.clone(), cross_attention });
         for form in [Form::Function, Form::Fused, Form::Standard] {
-            let options = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false };
+            let options = Options { form, ..Options::default() };
             let refused = lower(&layer, options).unwrap_err();
             assert_eq!(refused, LowerError::NoPositions { module: module.clone() });
         }

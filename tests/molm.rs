@@ -19,7 +19,7 @@ use moa_export::{
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::{
-    Form, LowerError, Options, Precision, lower,
+    Form, LowerError, Options, lower,
     model::{Attention, MoaLayer, Model},
 };
 use moa_schema::AttentionMode;
@@ -164,7 +164,7 @@ fn attention_to_a_memory_is_no_stick_breaking() {
         let module = attention.module.clone();
         let layer = Model::Layer(MoaLayer { attention, cross_attention: true });
         for form in Form::ALL {
-            let options = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false };
+            let options = Options { form, ..Options::default() };
             assert_eq!(lower(&layer, options).unwrap_err(), LowerError::CrossAttention { module: module.clone() });
         }
     }

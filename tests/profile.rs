@@ -19,7 +19,7 @@ use moa_export::{
     tensor::{NamedTensors, Tensor},
 };
 use moa_graphs::{
-    Form, Options, Precision, SyntheticTensors,
+    Form, Options, SyntheticTensors,
     families::{Config, ImportOptions},
     lower,
 };
@@ -49,10 +49,7 @@ fn settings() -> [(Box<dyn Backend>, Form); 6] {
 fn exported(name: &str, form: Form, folder: &Path) -> PathBuf {
     let checkpoint = Checkpoint::open(&data(name), None).unwrap();
     let out = folder.join(form.as_str());
-    let options = ExportOptions {
-        graph: Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false },
-        ..ExportOptions::default()
-    };
+    let options = ExportOptions { graph: Options { form, ..Options::default() }, ..ExportOptions::default() };
     export(&checkpoint, &out, &options).unwrap();
     out
 }
@@ -193,7 +190,7 @@ fn routers_with_an_input_are_profiled_alike_in_every_form() {
             let out = match is_square {
                 false => exported("molm/mlp", form, &folder.path().join(backend.name())),
                 true => {
-                    let graph = Options { form, precision: Precision::Fp32, router_outputs: false, last_logits: false };
+                    let graph = Options { form, ..Options::default() };
                     let options = ExportOptions { graph, force: true, ..ExportOptions::default() };
                     let out = square.join(form.as_str());
                     export_model("moduleformer", &model, &out, &options).unwrap();
@@ -219,12 +216,7 @@ fn single_layers_have_counts_and_no_tokens() {
     let cases = layer_cases();
     for name in ["self_pad_left_B3", "cross_pad_B3", "self_kE"] {
         let case = cases.iter().find(|case| case.name == name).unwrap();
-        let graph = &lower(
-            &case.model(),
-            Options { form: Form::Function, precision: Precision::Fp32, router_outputs: false, last_logits: false },
-        )
-        .unwrap()[0]
-            .graph;
+        let graph = &lower(&case.model(), Options { form: Form::Function, ..Options::default() }).unwrap()[0].graph;
         let path = folder.path().join(format!("{name}.onnx"));
         let mut file = std::fs::File::create(&path).unwrap();
         encode(graph, DEFAULT_OPSET, None).unwrap().write(&[], &mut file).unwrap();

@@ -16,7 +16,7 @@ use moa_export::{
     export::{ExportOptions, export},
     parity::{Verification, VerifyOptions, verify},
 };
-use moa_graphs::{Form, Options, Precision};
+use moa_graphs::{Form, Options};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -38,7 +38,7 @@ fn configured(fixture: &str, key: &str, value: &Value) -> TempDir {
 
 fn exported(checkpoint: &Path) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let graph = Options { form: Form::Function, precision: Precision::Fp32, router_outputs: false, last_logits: false };
+    let graph = Options { form: Form::Function, ..Options::default() };
     let options = ExportOptions { graph, ..ExportOptions::default() };
     export(&Checkpoint::open(checkpoint, None).unwrap(), &folder.path().join("out"), &options).unwrap();
     folder

@@ -5,7 +5,6 @@ mod in_place;
 mod inputs;
 mod sizes;
 
-use moa_export::onnx::proto::ModelProto;
 use prost::Message;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
@@ -13,7 +12,7 @@ use serde_json::Value;
 use crate::{
     common::data,
     model::Model,
-    scene::{Scene, require_runtime},
+    scene::{Scene, json, require_runtime},
 };
 
 /// Few calls of a small shape.
@@ -22,13 +21,7 @@ pub(crate) const QUICK: &str = "--samples 12 --warm-up 0.05 --seq 6";
 /// The masked language model and its export `m.onnx`.
 pub(crate) fn exported(options: &str) -> Scene {
     require_runtime();
-    let scene = Scene::with_fixture("mlm");
-    scene.accepts(&format!("ck -o m.onnx {options}"));
-    scene
-}
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    Scene::exported("mlm", options)
 }
 
 fn bench(scene: &Scene, options: &str) -> Value {
@@ -41,7 +34,7 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
 
 /// Changes what the kernel computes and leaves the body as it is.
 fn plant_fault(scene: &Scene) {
-    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let mut model = scene.model("m.onnx");
     let nodes = &mut model.graph.as_mut().unwrap().node;
     let node = nodes.iter_mut().find(|node| node.op_type == "MoASelfAttention").unwrap();
     let scale = node.attribute.iter_mut().find(|attribute| attribute.name == "scale").unwrap();

@@ -1,6 +1,6 @@
 //! `moa-export bench --checkpoint`.
 
-use moa_export::onnx::proto::{ModelProto, NodeProto};
+use moa_export::onnx::proto::NodeProto;
 use prost::Message;
 
 use crate::bench::{QUICK, exported};
@@ -15,7 +15,7 @@ fn a_checkpoint_does_not_replace_the_comparison_on_timed_inputs() {
         text.contains("m.onnx on ort: verified against") && text.contains("on ort: agrees with ort-function"),
         "{text}"
     );
-    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let mut model = scene.model("m.onnx");
     let body = model.functions.iter_mut().find(|body| body.name == "MoASelfAttention").unwrap();
     let output = body.output[0].clone();
     let last = body.node.iter_mut().find(|node| node.output.contains(&output)).unwrap();

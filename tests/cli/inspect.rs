@@ -2,8 +2,7 @@
 
 use std::fs;
 
-use moa_export::onnx::proto::{ModelProto, StringStringEntryProto};
-use prost::Message;
+use moa_export::onnx::proto::StringStringEntryProto;
 use serde_json::Value;
 
 use crate::{common::data, model::Model, scene::Scene};
@@ -55,12 +54,9 @@ fn one_tensor_is_told_as_one() {
 /// A value of metadata that others wrote is one line, whatever it holds.
 #[test]
 fn metadata_makes_no_lines() {
-    let scene = Scene::with_fixture("mlm");
-    scene.accepts("ck -o m.onnx");
-    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let scene = Scene::exported("mlm", "");
     let (key, value) = ("note".to_owned(), "\"x\"\nform               standard".to_owned());
-    model.metadata_props.push(StringStringEntryProto { key, value });
-    scene.write("m.onnx", model.encode_to_vec());
+    scene.edit("m.onnx", |model| model.metadata_props.push(StringStringEntryProto { key, value }));
     let printed = scene.accepts("inspect m.onnx");
     assert!(printed.contains(r#"note = "x"\nform               standard"#), "{printed}");
     assert_eq!(printed.lines().filter(|line| line.starts_with("form")).count(), 1, "{printed}");

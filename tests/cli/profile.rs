@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use moa_export::onnx::proto::ModelProto;
 use prost::Message;
 use serde_json::{Value, json};
 
@@ -83,7 +82,7 @@ fn an_encoder_is_profiled_by_itself() {
 fn a_decoder_is_profiled_beside_an_encoder_without_named_routing() {
     let scene = translator("standard");
     let all = profile(&scene, "out --inputs pairs.tsv --backend ort-function");
-    let mut model = ModelProto::decode(scene.read("out/encoder_model.onnx").as_slice()).unwrap();
+    let mut model = scene.model("out/encoder_model.onnx");
     for node in &mut model.graph.as_mut().unwrap().node {
         for name in node.input.iter_mut().chain(&mut node.output).filter(|name| name.starts_with("router.")) {
             name.insert_str(0, "no.");

@@ -9,13 +9,6 @@ use crate::{
     support_onnx::int,
 };
 
-/// Writes a change of the model `from` in its place.
-fn change(scene: &Scene, from: &str, edit: impl FnOnce(&mut ModelProto)) {
-    let mut model = ModelProto::decode(scene.read(from).as_slice()).unwrap();
-    edit(&mut model);
-    scene.write(from, model.encode_to_vec());
-}
-
 /// Gives the first operator of ours an attribute of type `INT`.
 fn set(model: &mut ModelProto, name: &str, value: i64) {
     let nodes = &mut model.graph.as_mut().unwrap().node;
@@ -42,7 +35,7 @@ fn operators_that_contradict_their_weights_are_refused_by_every_command() {
         let scene = Scene::with_fixture("jetmoe/bf16");
         scene.accepts("ck -o out");
         scene.write("lines.ids", "4 5 6\n");
-        change(&scene, "out/model.onnx", |model| set(model, name, value));
+        scene.edit("out/model.onnx", |model| set(model, name, value));
         for line in [
             "run out/model.onnx --random --backend ort",
             "run out/model.onnx --random --backend ort-function",
@@ -78,7 +71,7 @@ fn damaged_models_say_what_to_give() {
     for (says, edit) in cases {
         let scene = Scene::with_fixture("mlm");
         scene.accepts("ck -o m.onnx");
-        change(&scene, "m.onnx", edit);
+        scene.edit("m.onnx", edit);
         scene.refuses("inspect m.onnx", 3, &["error[MOA-E0303]", says, help]);
     }
     let scene = Scene::with_fixture("mlm");
@@ -91,7 +84,7 @@ fn damaged_models_say_what_to_give() {
 #[test]
 fn a_model_without_outputs_is_refused() {
     let scene = exported("");
-    change(&scene, "m.onnx", |model| model.graph.as_mut().unwrap().output.clear());
+    scene.edit("m.onnx", |model| model.graph.as_mut().unwrap().output.clear());
     for line in ["prepare m.onnx -o prepared.trt.onnx", "inspect m.onnx", "run m.onnx --random"] {
         scene.refuses(line, 3, &["error[MOA-E0303]", "m.onnx: the graph has no output", "help: "]);
     }
@@ -115,7 +108,7 @@ fn sizes_of_zero_that_a_model_fixes_are_refused() {
 fn fixed(input: &str, axis: usize, size: i64) -> Scene {
     let scene = Scene::with_fixture("jetmoe/bf16");
     scene.accepts("ck -o out");
-    change(&scene, "out/model.onnx", |model| {
+    scene.edit("out/model.onnx", |model| {
         let inputs = &mut model.graph.as_mut().unwrap().input;
         fix(inputs.iter_mut().find(|known| known.name == input).unwrap(), axis, size);
     });
@@ -147,7 +140,7 @@ fn inputs_of_sizes_beyond_the_memory_are_refused() {
     require_runtime();
     let scene = Scene::with_fixture("jetmoe/bf16");
     scene.accepts("ck -o out");
-    change(&scene, "out/model.onnx", |model| {
+    scene.edit("out/model.onnx", |model| {
         let inputs = &mut model.graph.as_mut().unwrap().input;
         fix(inputs.iter_mut().find(|known| known.name == "past_key_values.0.key").unwrap(), 3, 1 << 27);
     });

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::symlink, process::Command};
 
-use moa_export::onnx::{proto::ModelProto, read::Dim, read_model};
+use moa_export::onnx::{read::Dim, read_model};
 use prost::Message;
 use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 
@@ -42,9 +42,7 @@ fn mask(shape: &[usize]) -> Input<'static> {
 /// The masked language model and its export `m.onnx`.
 pub(crate) fn exported(options: &str) -> Scene {
     require_runtime();
-    let scene = Scene::with_fixture("mlm");
-    scene.accepts(&format!("ck -o m.onnx {options}"));
-    scene
+    Scene::exported("mlm", options)
 }
 
 fn line(backend: &str) -> String {
@@ -478,7 +476,7 @@ fn a_library_that_is_missing_is_told_as_the_command_goes() {
 #[test]
 fn a_model_that_computes_nan_is_told_from_a_runtime_that_fails() {
     let scene = exported("");
-    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let mut model = scene.model("m.onnx");
     let weights = &mut model.graph.as_mut().unwrap().initializer;
     // The head shares it.
     let embedding = weights.iter_mut().find(|weight| weight.name == "encoder.lm_head.weight").unwrap();

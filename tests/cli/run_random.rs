@@ -1,6 +1,5 @@
 //! `moa-export run --random`, and what `run` shows of outputs.
 
-use moa_export::onnx::proto::ModelProto;
 use prost::Message;
 
 use crate::{
@@ -48,7 +47,7 @@ fn inputs_are_made_where_there_is_no_file() {
 #[test]
 fn values_that_are_not_finite_are_counted() {
     let scene = exported("");
-    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let mut model = scene.model("m.onnx");
     let graph = model.graph.as_mut().unwrap();
     let last = graph.node.iter_mut().find(|node| node.output.iter().any(|name| name == "logits")).unwrap();
     last.output[0] = "finite".into();

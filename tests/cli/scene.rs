@@ -7,6 +7,9 @@ use std::{
     process::{Command, Output},
 };
 
+use moa_export::onnx::proto::ModelProto;
+use prost::Message;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{common::data, model::Model};
@@ -34,6 +37,11 @@ pub(crate) fn beside(line: &str, stderr: &str) -> String {
     stderr.split_inclusive('\n').filter(|said| !is_known(said)).collect()
 }
 
+/// What a command printed as JSON.
+pub(crate) fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
 /// A folder that is removed at the end of a test.
 pub(crate) struct Scene {
     folder: TempDir,
@@ -59,6 +67,25 @@ impl Scene {
             fs::copy(data(name).join(file), scene.path("ck").join(file)).unwrap();
         }
         scene
+    }
+
+    /// With a fixture in `ck` and its export `m.onnx`.
+    pub(crate) fn exported(name: &str, options: &str) -> Self {
+        let scene = Self::with_fixture(name);
+        scene.accepts(&format!("ck -o m.onnx {options}"));
+        scene
+    }
+
+    /// Changes the model in the file `name`.
+    pub(crate) fn edit(&self, name: &str, change: impl FnOnce(&mut ModelProto)) {
+        let mut model = self.model(name);
+        change(&mut model);
+        self.write(name, model.encode_to_vec());
+    }
+
+    /// The model in the file `name`.
+    pub(crate) fn model(&self, name: &str) -> ModelProto {
+        ModelProto::decode(self.read(name).as_slice()).unwrap()
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -136,12 +163,26 @@ impl Scene {
         stdout
     }
 
+    /// [`Self::accepts`], where the environment of `command`, which is `line`, is that of a runtime.
+    #[track_caller]
+    pub(crate) fn accepts_in(&self, command: Command, line: &str) -> String {
+        let Outcome { code, stdout, stderr } = Outcome::of(command);
+        assert_eq!((code, beside(line, &stderr).as_str()), (Some(0), ""), "{line}\n{stdout}");
+        stdout
+    }
+
     /// Ends with `code`, one line of error that holds `parts`, and everything as it was.
     #[track_caller]
     pub(crate) fn refuses(&self, line: &str, code: u8, parts: &[&str]) {
+        self.refuses_in(self.command(line), line, code, parts);
+    }
+
+    /// [`Self::refuses`], where the environment of `command` is that of a runtime; `what` says which command it is.
+    #[track_caller]
+    pub(crate) fn refuses_in(&self, command: Command, what: &str, code: u8, parts: &[&str]) {
         let before = self.snapshot();
-        self.moa(line).assert_refused(line, code, parts);
-        self.assert_unchanged(&before, line);
+        Outcome::of(command).assert_refused(what, code, parts);
+        self.assert_unchanged(&before, what);
     }
 
     #[track_caller]

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{
     model::Model,
-    scene::{Outcome, Scene, beside},
+    scene::{Outcome, Scene},
 };
 
 const DIMS: &str = "--dim batch=1:2:4 --dim sequence=1:8:200";
@@ -35,16 +35,12 @@ impl Engines {
 
     #[track_caller]
     fn accepts(&self, words: &str, line: &str) -> String {
-        let outcome = Outcome::of(self.command(words, line));
-        assert_eq!((outcome.code, beside(line, &outcome.stderr).as_str()), (Some(0), ""), "{line}\n{}", outcome.stdout);
-        outcome.stdout
+        self.0.accepts_in(self.command(words, line), line)
     }
 
     #[track_caller]
     fn refuses(&self, words: &str, line: &str, code: u8, parts: &[&str]) {
-        let before = self.0.snapshot();
-        Outcome::of(self.command(words, line)).assert_refused(&format!("{words}: {line}"), code, parts);
-        self.0.assert_unchanged(&before, line);
+        self.0.refuses_in(self.command(words, line), &format!("{words}: {line}"), code, parts);
     }
 
     /// What a verification with the plan says of the outputs: largest difference and tolerance.

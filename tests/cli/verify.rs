@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     model::Model,
-    scene::{Outcome, Scene, require_runtime},
+    scene::{Outcome, Scene, json, require_runtime},
 };
 
 /// A layer and its export `m.onnx`.
@@ -21,17 +21,13 @@ pub(crate) fn exported(options: &str) -> Scene {
 
 /// Changes one trained value of `m.onnx`.
 pub(crate) fn damage(scene: &Scene) {
-    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let mut model = scene.model("m.onnx");
     let weights = &mut model.graph.as_mut().unwrap().initializer;
     let weight = weights.iter_mut().find(|tensor| tensor.name.ends_with("v_proj.weight")).unwrap();
     let mut bytes = weight.raw_data.as_ref().unwrap().to_vec();
     bytes[..4].copy_from_slice(&2.5f32.to_le_bytes());
     weight.raw_data = Some(Bytes::from(bytes));
     scene.write("m.onnx", model.encode_to_vec());
-}
-
-pub(crate) fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 #[test]
@@ -228,10 +224,10 @@ fn data_files_must_be_whole() {
 
 /// Takes from `m.onnx` what says how it was exported.
 fn forget_the_form(scene: &Scene, edit: impl Fn(&mut ModelProto)) {
-    let mut model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
-    model.metadata_props.retain(|entry| entry.key != "moa.form");
-    edit(&mut model);
-    scene.write("m.onnx", model.encode_to_vec());
+    scene.edit("m.onnx", |model| {
+        model.metadata_props.retain(|entry| entry.key != "moa.form");
+        edit(model);
+    });
 }
 
 /// A graph shows the form that its metadata lost.

@@ -1,8 +1,7 @@
 //! The page of `moa-export verify --report`.
 
 use half::f16;
-use moa_export::onnx::proto::{GraphProto, ModelProto, tensor_proto::DataType};
-use prost::Message;
+use moa_export::onnx::proto::{GraphProto, tensor_proto::DataType};
 
 use crate::{
     model::Model,
@@ -15,9 +14,7 @@ fn changed(edit: impl FnOnce(&mut GraphProto)) -> Scene {
     require_runtime();
     let scene = Scene::with(&Model::translator());
     scene.accepts("ck -o out");
-    let mut model = ModelProto::decode(scene.read("out/encoder_model.onnx").as_slice()).unwrap();
-    edit(model.graph.as_mut().unwrap());
-    scene.write("out/encoder_model.onnx", model.encode_to_vec());
+    scene.edit("out/encoder_model.onnx", |model| edit(model.graph.as_mut().unwrap()));
     scene
 }
 

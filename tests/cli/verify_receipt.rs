@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::{
     common::data,
-    scene::{Outcome, Scene, require_runtime},
-    verify::{damage, exported, json},
+    scene::{Outcome, Scene, json, require_runtime},
+    verify::{damage, exported},
 };
 
 const VERIFY: &str = "verify m.onnx --checkpoint ck --backends ort";
@@ -25,7 +25,7 @@ fn a_result_names_files_and_libraries_by_their_hashes() {
     let receipt = &value["receipt"];
     assert_eq!((&value["format"], &value["of_other_weights"]), (&1.into(), &Value::Null));
     assert_eq!((&receipt["seed"], &receipt["threads"]), (&3.into(), &1.into()));
-    let model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let model = scene.model("m.onnx");
     let is_source = |entry: &&StringStringEntryProto| entry.key == "moa.source.sha256";
     assert_eq!(receipt["checkpoint_sha256"], model.metadata_props.iter().find(is_source).unwrap().value);
     let page = String::from_utf8(scene.read("page.html")).unwrap();
@@ -72,7 +72,7 @@ fn a_result_names_what_lies_beside_the_graphs() {
 fn where_constants_that_differ_come_from_is_told() {
     const GUESS: &str = "most constants differ: this may be an export of another checkpoint";
     let scene = exported("");
-    let model = ModelProto::decode(scene.read("m.onnx").as_slice()).unwrap();
+    let model = scene.model("m.onnx");
     let mut bytes = scene.read("ck/model.safetensors");
     let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     bytes[header..].iter_mut().step_by(4).for_each(|byte| *byte ^= 1);

@@ -26,7 +26,7 @@ fn reference(folder: &str) -> Run<'static> {
 
 fn exported(folder: &str, backend: &dyn Backend, form: Form, precision: Precision) -> Run<'static> {
     let directory = tempfile::tempdir().unwrap();
-    let graph = Options { form, precision, router_outputs: false, last_logits: false };
+    let graph = Options { form, precision, ..Options::default() };
     let options = ExportOptions { graph, ..ExportOptions::default() };
     let out = directory.path().join("out");
     export(&Checkpoint::open(&data(folder), None).unwrap(), &out, &options).unwrap();

@@ -37,7 +37,7 @@ fn exported(form: Form) -> TempDir {
 fn exported_as(form: Form, precision: Precision) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&data("nmt"), None).unwrap();
-    let graph = Options { form, precision, router_outputs: false, last_logits: false };
+    let graph = Options { form, precision, ..Options::default() };
     let options = ExportOptions { graph, ..ExportOptions::default() };
     let vocabulary = SideFileOptions { beside: Some(data("nmt")), ..SideFileOptions::default() };
     export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();

@@ -45,7 +45,7 @@ fn options(form: Form) -> ExportOptions {
 }
 
 fn stored_as(form: Form, precision: Precision) -> ExportOptions {
-    let graph = Options { form, precision, router_outputs: false, last_logits: false };
+    let graph = Options { form, precision, ..Options::default() };
     ExportOptions { graph, ..ExportOptions::default() }
 }
 

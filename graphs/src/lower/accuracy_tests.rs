@@ -34,7 +34,7 @@ fn baseline(model_type: &str) -> Json {
 fn graphs(config: &Json, form: Form, precision: Precision) -> Result<Vec<Graph>, LowerError> {
     let config = Config::new("config.json", config.as_object().unwrap().clone());
     let model = import(&config, &SyntheticTensors::random("memory", 1), ImportOptions::default()).unwrap();
-    let options = Options { form, precision, router_outputs: false, last_logits: false };
+    let options = Options { form, precision, ..Options::default() };
     Ok(lower(&model, options)?.into_iter().map(|named| named.graph).collect())
 }
 

@@ -13,7 +13,7 @@ use crate::{
 };
 
 fn graphs(config: &Json, form: Form, precision: Precision) -> Vec<Graph> {
-    graphs_with(config, Options { form, precision, router_outputs: false, last_logits: false })
+    graphs_with(config, Options { form, precision, ..Options::default() })
 }
 
 fn graphs_with(config: &Json, options: Options) -> Vec<Graph> {

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{QUICK, exported, json, list};
-use crate::scene::Scene;
+use super::{QUICK, exported, list};
+use crate::scene::{Scene, json};
 
 /// An export, a result of it, and the line that makes another.
 struct Measured {

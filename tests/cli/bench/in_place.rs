@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{exported, json, list};
-use crate::scene::{Scene, require_runtime};
+use super::{exported, list};
+use crate::scene::{Scene, json, require_runtime};
 
 /// The encoder has no caches, and ONNX Runtime alone makes new ones.
 #[test]

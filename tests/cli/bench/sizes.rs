@@ -1,9 +1,9 @@
 //! Sizes of `moa-export bench`.
 
-use super::{json, list};
+use super::list;
 use crate::{
     model::Model,
-    scene::{Scene, require_runtime},
+    scene::{Scene, json, require_runtime},
 };
 
 /// A source has one length, in whole graphs and in operators that are cut out.
