@@ -13,7 +13,7 @@ use moa_export::onnx::proto::ModelProto;
 use moa_export::onnx::proto::attribute_proto::AttributeType;
 use moa_export::onnx::proto::tensor_proto::DataType::{Double, Float, Int32, Int64};
 use moa_export::onnx::proto::{AttributeProto, TensorProto};
-use moa_export::onnx::read::OnnxFile;
+use moa_export::onnx::read::{OnnxFile, read_model};
 use moa_export::tensor::{NamedTensors, Tensor, TensorData};
 use support_onnx::{
     external_weight, feed_forward_model, file, function, graph, import, model, node, node_of, value, weight, write,
@@ -125,6 +125,31 @@ fn every_element_type_passes_through() {
     let inputs = names("").into_iter().zip(tensors(1)).collect();
     let expected = names("2").into_iter().zip(tensors(2)).collect();
     check(&file, &[(inputs, expected)]);
+}
+
+/// ONNX Runtime reads the bias of a `LayerNormalization` that has an empty name as if it were there.
+#[test]
+fn absent_inputs_may_be_named_by_nothing() {
+    let normalise = || vec![node("LayerNormalization", &["x", "s", ""], &["y"])];
+    let io = || [value("x", Float, &["n", "2"]), value("y", Float, &["n", "2"])].map(|value| vec![value]);
+    let call = (named(&[("x", &f32s(&[1, 2], &[3.0, 3.0]))]), named(&[("y", &f32s(&[1, 2], &[0.0, 0.0]))]));
+    let [inputs, outputs] = io();
+    let plain = model(graph(normalise(), inputs, outputs, vec![weight("s", &[2], &[1.0, 2.0])]));
+    let [inputs, outputs] = io();
+    let entries = [("location", "s.data"), ("offset", "0"), ("length", "8")];
+    let beside = model(graph(normalise(), inputs, outputs, vec![external_weight("s", &[2], &entries)]));
+    let [inputs, outputs] = io();
+    let calls = vec![node_of("local", "Normalise", &["x", "s"], &["y"])];
+    let mut in_body = model(graph(calls, inputs, outputs, vec![weight("s", &[2], &[1.0, 2.0])]));
+    in_body.opset_import.push(import("local", 1));
+    in_body.functions.push(function("local", "Normalise", &["x", "s"], &["y"], normalise()));
+    for model in [plain, beside, in_body] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("s.data"), support_onnx::bytes(&[1.0, 2.0])).unwrap();
+        let file = read_model(&write(folder.path(), &model)).unwrap();
+        assert!(!file.is_modified());
+        check(&file, std::slice::from_ref(&call));
+    }
 }
 
 fn function_model() -> ModelProto {

@@ -103,7 +103,7 @@ impl OrtBackend {
             builder = builder.with_profiling(profile).map_err(|error| self.failed("start a profile", &error))?;
         }
         let _one_at_a_time = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = if !model.is_modified() {
+        let session = if model.is_as_stored() {
             builder.commit_from_file(model.path())
         } else if model.has_external_data() {
             let file = write_beside(model)?;

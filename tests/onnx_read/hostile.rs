@@ -220,6 +220,25 @@ fn the_standard_domain_has_two_spellings() {
     assert_eq!(read(&of("ai.onnx")).unwrap(), of(""), "one spelling is left");
 }
 
+/// In the graph, in bodies of functions and in graphs in attributes.
+#[test]
+fn inputs_end_with_the_last_that_is_there() {
+    let of = |absent: &[&str]| {
+        let mut model = valid();
+        let inner = graph(vec![node("Neg", &["x"], &["b"])], vec![], vec![], vec![]);
+        with_attribute(&mut model, AttributeProto { g: Some(inner), ..attribute(AttributeType::Graph) });
+        graph_of(&mut model).node.push(node("Clip", &["x", "", "w"], &["clipped"]));
+        let extend = |node: &mut NodeProto| node.input.extend(absent.iter().map(|name| (*name).to_owned()));
+        model.functions[0].node.iter_mut().for_each(extend);
+        let nodes = &mut graph_of(&mut model).node;
+        extend(nodes.last_mut().unwrap());
+        let inner = nodes.iter_mut().flat_map(|node| &mut node.attribute).filter_map(|found| found.g.as_mut());
+        inner.for_each(|graph| graph.node.iter_mut().for_each(extend));
+        model
+    };
+    assert_eq!(read(&of(&["", ""])).unwrap(), of(&[]));
+}
+
 /// Nodes of the operators that lookups follow, each reading values that stand before it.
 fn woven(choices: &[(usize, [prop::sample::Index; 3])]) -> Vec<NodeProto> {
     const OPERATORS: [(&str, usize); 9] = [

@@ -214,6 +214,14 @@ fn names_and_order() {
         case(Malformed, "input `t` is computed by a later node: nodes are not sorted", |m| graph_of(m).node.swap(0, 1)),
         case(Malformed, "input `y` is computed by a later node", |m| graph_of(m).node[0].input[1] = "y".into()),
         case(Malformed, "input `q` is never defined", |m| graph_of(m).node[0].input[1] = "q".into()),
+        case(
+            Malformed,
+            "node 0 `Add_t` (`Max`): input 1 has no name, and none of this operator's inputs may be",
+            |m| {
+                graph_of(m).node[0] = NodeProto { op_type: "Max".into(), ..graph_of(m).node[0].clone() };
+                graph_of(m).node[0].input[1].clear();
+            },
+        ),
         case(Malformed, "no operator is named", |m| graph_of(m).node[0].op_type.clear()),
         case(Malformed, "output `q` is repeated or never computed", |m| graph_of(m).output[0].name = "q".into()),
         case(Malformed, "output `y` is repeated or never computed", |m| {
@@ -364,6 +372,10 @@ fn functions() {
         case(Malformed, "a function has no name", |m| m.functions[0].name.clear()),
         case(Malformed, "function `Negate`: node 0 `Neg_b` (`Neg`): input `x` is never defined", |m| {
             m.functions[0].node[0].input[0] = "x".into();
+        }),
+        case(Malformed, "function `Negate`: node 0 `Neg_b` (`Sum`): input 0 has no name", |m| {
+            m.functions[0].node[0].op_type = "Sum".into();
+            m.functions[0].node[0].input[0].clear();
         }),
         case(Malformed, "output `c` is repeated or never computed", |m| m.functions[0].output[0] = "c".into()),
         case(Malformed, "value `a` is defined twice", |m| m.functions[0].input.push("a".into())),

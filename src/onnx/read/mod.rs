@@ -11,6 +11,7 @@ mod external;
 mod limits;
 mod lookups;
 mod names;
+mod normal;
 mod operator_node;
 mod positions;
 mod structure;
@@ -68,6 +69,8 @@ pub struct OnnxFile {
     path: PathBuf,
     model: ModelProto,
     modified: bool,
+    /// Whether absent inputs at the end of nodes were cut, which says the same.
+    cut: bool,
     data: Arc<DataFiles>,
     index: OnceLock<Index>,
 }
@@ -170,10 +173,10 @@ fn read_file(path: &Path) -> Result<Bytes, ReadError> {
 impl OnnxFile {
     fn check(path: PathBuf, mut model: ModelProto, modified: bool) -> Result<Self, ReadError> {
         structure::check(&model).and_then(|()| names::check(&model)).map_err(|fault| fault.at(&path))?;
-        structure::unify_domains(&mut model);
+        let cut = normal::normalise(&mut model);
         let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
         let data = Arc::new(DataFiles::open(&path, tensors)?);
-        Ok(Self { path, model, modified, data, index: OnceLock::new() })
+        Ok(Self { path, model, modified, cut, data, index: OnceLock::new() })
     }
 
     /// Its name in its folder.
@@ -196,7 +199,8 @@ impl OnnxFile {
         &self.path
     }
 
-    /// The model; the standard domain is `""` in it, however the file spells it.
+    /// The model; the standard domain is `""` in it, however the file spells it, and no node's inputs end with one that
+    /// is absent.
     pub const fn model(&self) -> &ModelProto {
         &self.model
     }
@@ -209,6 +213,11 @@ impl OnnxFile {
     /// Whether the model differs from the file at [`Self::path`].
     pub const fn is_modified(&self) -> bool {
         self.modified
+    }
+
+    /// Whether a runtime may be given the file at [`Self::path`] in place of [`Self::model`].
+    pub const fn is_as_stored(&self) -> bool {
+        !self.modified && !self.cut
     }
 
     /// Whether weights lie in a file of their own.

@@ -54,30 +54,6 @@ fn check_ir_version(version: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Spells the standard domain, which has two names, as the empty one everywhere in `model`.
-pub(super) fn unify_domains(model: &mut ModelProto) {
-    let unify = |domain: &mut String| {
-        if canonical_domain(domain).is_empty() {
-            domain.clear();
-        }
-    };
-    let mut pending: Vec<&mut [NodeProto]> = model.graph.iter_mut().map(|graph| graph.node.as_mut_slice()).collect();
-    for function in &mut model.functions {
-        unify(&mut function.domain);
-        function.opset_import.iter_mut().for_each(|import| unify(&mut import.domain));
-        pending.push(&mut function.node);
-    }
-    model.opset_import.iter_mut().for_each(|import| unify(&mut import.domain));
-    while let Some(nodes) = pending.pop() {
-        for node in nodes {
-            unify(&mut node.domain);
-            let attributes = node.attribute.iter_mut();
-            let graphs = attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs));
-            pending.extend(graphs.map(|graph| graph.node.as_mut_slice()));
-        }
-    }
-}
-
 /// The spelling of `domain` under which it is compared: the standard domain has two.
 pub(in crate::onnx) fn canonical_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
@@ -338,6 +314,7 @@ impl<'a> Scope<'a> {
             let why = if later { "is computed by a later node: nodes are not sorted" } else { "is never defined" };
             return Err(Fault::malformed(format!("input {} {why}", shown(input))));
         }
+        check_variadic(node)?;
         let mut names = HashSet::new();
         for attribute in &node.attribute {
             if attribute.name.is_empty() || !names.insert(attribute.name.as_str()) {
@@ -416,6 +393,32 @@ fn payloads(attribute: &AttributeProto) -> Vec<AttributeType> {
         (AttributeType::TypeProtos, !attribute.type_protos.is_empty()),
     ];
     fields.into_iter().filter(|(_, set)| *set).map(|(kind, _)| kind).collect()
+}
+
+/// Standard operators of any number of inputs, and the first of these.
+const VARIADIC: [(&str, usize); 9] = [
+    ("Concat", 0),
+    ("Einsum", 0),
+    ("Loop", 2),
+    ("Max", 0),
+    ("Mean", 0),
+    ("Min", 0),
+    ("Scan", 1),
+    ("SequenceConstruct", 0),
+    ("Sum", 0),
+];
+
+/// Refuses an input without a name among any number of them: ONNX lets those alone be absent that are optional, and
+/// runtimes may read what is not there.
+fn check_variadic(node: &NodeProto) -> Result<(), Fault> {
+    let operator = VARIADIC.iter().find(|(name, _)| node.op_type == *name && canonical_domain(&node.domain).is_empty());
+    let absent = operator.and_then(|(_, first)| {
+        let mut inputs = node.input.iter().enumerate().skip(*first);
+        inputs.find(|(_, input)| input.is_empty())
+    });
+    let Some((place, _)) = absent else { return Ok(()) };
+    let text = format!("input {place} has no name, and none of this operator's inputs may be absent");
+    Err(Fault::malformed(text).help("name the value, or remove the input"))
 }
 
 /// Refuses a `Transpose` by what is no permutation: a runtime may take the product of too many dimensions for a size.
