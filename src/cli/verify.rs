@@ -223,7 +223,7 @@ fn text(arguments: &VerifyArguments, result: &Verification, verdict: Verdict) ->
     }
     text.extend(origin(result).map(|line| format!("{line}\n")));
     text.push('\n');
-    let header = ["backend", "graph", "runs", "values", "same experts", "max |diff|", "tolerance", "verdict"];
+    let header = ["backend", "graph", "runs", "values", "same experts", "worst |diff|", "tolerance", "verdict"];
     let rows: Vec<_> = result.backends.iter().flat_map(backend_rows).collect();
     text.push_str(&table(&header, &rows));
     for line in skipped(result).chain(left_out(result)).chain(rounding_costs(result)) {
@@ -372,7 +372,7 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
                 graph.runs.to_string(),
                 graph.outputs.values.to_string(),
                 format!("{}/{}{ties}", routing.equal, routing.decisions),
-                format!("{:.1e}", graph.outputs.max_abs),
+                worst(&graph.outputs),
                 tolerance(&graph.outputs),
                 if graph.passed() { "ok" } else { "FAILED" }.to_owned(),
             ]
@@ -380,10 +380,17 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// The absolute part of a tolerance, and the relative one where there is one.
+/// The difference that is the largest share of its tolerance.
+pub(super) fn worst(outputs: &Comparison) -> String {
+    format!("{:.1e}", outputs.worst.as_ref().map_or(0.0, Difference::distance))
+}
+
+/// The tolerance of [`worst`]; where nothing differs, the absolute part of the largest, and the relative one where that
+/// is more than 0.
 pub(super) fn tolerance(outputs: &Comparison) -> String {
     let relative = if outputs.rtol > 0.0 { format!(" + {:.1e} |expected|", outputs.rtol) } else { String::new() };
-    format!("{:.1e}{relative}", outputs.atol)
+    let largest = || format!("{:.1e}{relative}", outputs.atol);
+    outputs.worst.as_ref().map_or_else(largest, |worst| format!("{:.1e}", worst.tolerance))
 }
 
 /// What failed, where it was first seen, and between which modules it arose.
@@ -402,7 +409,10 @@ pub(super) fn details(backend: &str, graph: &GraphReport) -> String {
         ));
     }
     let difference = |label: &str, d: &Difference| {
-        format!("  {label}: {} at {:?}: {} instead of {}\n", d.place, d.index, d.found, d.expected)
+        format!(
+            "  {label}: {} at {:?}: {} instead of {} (tolerance {:.1e})\n",
+            d.place, d.index, d.found, d.expected, d.tolerance
+        )
     };
     let outputs = &graph.outputs;
     if !outputs.passed() {

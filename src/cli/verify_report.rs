@@ -5,7 +5,7 @@ use moa_graphs::Precision;
 use super::{
     args::VerifyArguments,
     receipt::{fact, file_fact, utc},
-    verify::{Verdict, audit_line, details, left_out, origin, rounding_costs, skipped, tolerance},
+    verify::{Verdict, audit_line, details, left_out, origin, rounding_costs, skipped, tolerance, worst},
     verify_receipt::Receipt,
 };
 use crate::{
@@ -152,7 +152,7 @@ fn sameness(nodes: &NodeAudit) -> Cell {
 
 fn backends(section: &mut Section, result: &Verification) {
     let texts = ["backend", "graph", "verdict", "activations"].map(Column::text);
-    let numbers = ["runs", "values", "mismatches", "max |diff|", "tolerance"].map(Column::number);
+    let numbers = ["runs", "values", "mismatches", "worst |diff|", "tolerance"].map(Column::number);
     let mut table = Table::new(texts.into_iter().chain(numbers));
     for backend in &result.backends {
         if backend.skipped.is_some() {
@@ -171,7 +171,7 @@ fn backends(section: &mut Section, result: &Verification) {
                 graph.runs.into(),
                 outputs.values.into(),
                 outputs.mismatches.into(),
-                seen(graph, signed(&format!("{:.1e}", outputs.max_abs))),
+                seen(graph, signed(&worst(outputs))),
                 seen(graph, signed(&tolerance(outputs))),
             ]);
         }
@@ -181,10 +181,10 @@ fn backends(section: &mut Section, result: &Verification) {
         section.paragraph(line);
     }
     let columns = ["backend", "graph", "case and output"].map(Column::text).into_iter();
-    let columns = columns.chain(["index", "found", "expected"].map(Column::number));
-    let mut worst = Table::new(columns).caption("The value with the largest difference");
+    let columns = columns.chain(["index", "found", "expected", "tolerance"].map(Column::number));
+    let mut worst = Table::new(columns).caption("The value whose difference is the largest share of its tolerance");
     for (backend, graph) in graphs(result) {
-        let Some(Difference { place, index, found, expected }) = &graph.outputs.worst else { continue };
+        let Some(Difference { place, index, found, expected, tolerance }) = &graph.outputs.worst else { continue };
         worst.push([
             backend.backend.as_str().into(),
             graph.graph.as_str().into(),
@@ -192,6 +192,7 @@ fn backends(section: &mut Section, result: &Verification) {
             format!("{index:?}").into(),
             signed(&format!("{found:.8}")).into(),
             signed(&format!("{expected:.8}")).into(),
+            signed(&format!("{tolerance:.1e}")).into(),
         ]);
     }
     section.table(worst);

@@ -192,15 +192,15 @@ impl Agreement {
         self.mismatches = comparison.mismatches;
         self.max_abs = Some(comparison.max_abs).filter(|largest| largest.is_finite());
         self.tolerance = comparison.atol;
-        let Some(Difference { place, index, found, expected }) = &comparison.first else { return };
+        let Some(Difference { place, index, found, expected, tolerance }) = &comparison.first else { return };
         self.fault.get_or_insert_with(|| match expected.is_finite() {
             false => {
                 format!("{place} at {index:?} is {expected} on what others are compared with, and so proves nothing")
             }
             true => format!(
-                "{} of {} values are further apart than {:.1e}; the first is {place} at {index:?}: {found} instead of \
-                 {expected}",
-                comparison.mismatches, comparison.values, comparison.atol
+                "{} of {} values are further apart than their tolerance; the first is {place} at {index:?}: {found} \
+                 instead of {expected} (tolerance {tolerance:.1e})",
+                comparison.mismatches, comparison.values
             ),
         });
     }

@@ -37,6 +37,12 @@ impl Tolerance {
         let derived = ulps.max(ROUNDINGS * rounding).max(f64::from(f32::MIN_POSITIVE));
         Self { atol: options.atol.unwrap_or(derived), rtol: options.rtol.unwrap_or(0.0) }
     }
+
+    /// How far a value may be from `expected`.
+    fn of(self, expected: f64) -> f64 {
+        let relative = if self.rtol > 0.0 { self.rtol * expected.abs() } else { 0.0 };
+        self.atol + relative
+    }
 }
 
 /// Outcome of comparing one or several tensors with their references.
@@ -58,7 +64,7 @@ pub struct Comparison {
     pub largest_share: f64,
     /// First value out of tolerance.
     pub first: Option<Difference>,
-    /// Value that is furthest out.
+    /// Value whose difference is the largest share of its tolerance.
     pub worst: Option<Difference>,
 }
 
@@ -73,6 +79,15 @@ pub struct Difference {
     pub found: f64,
     /// What the reference computed.
     pub expected: f64,
+    /// How far apart they may be.
+    pub tolerance: f64,
+}
+
+impl Difference {
+    /// How far apart they are; infinite where one is NaN.
+    pub fn distance(&self) -> f64 {
+        distance(self.found, self.expected)
+    }
 }
 
 impl Default for Comparison {
@@ -100,11 +115,12 @@ impl Comparison {
     /// Adds the values of `found` beside `expected`, which must have the same shape.
     pub fn add(&mut self, place: &str, found: &Tensor, expected: &Tensor, tolerance: Tolerance) {
         let shape = expected.shape();
-        let difference = |index: usize, found: f64, expected: f64| Difference {
+        let difference = |index: usize, [found, expected, tolerance]: [f64; 3]| Difference {
             place: place.into(),
             index: coordinates(index, shape),
             found,
             expected,
+            tolerance,
         };
         self.atol = self.atol.max(tolerance.atol);
         self.rtol = self.rtol.max(tolerance.rtol);
@@ -112,18 +128,18 @@ impl Comparison {
             self.values += 1;
             let distance = distance(found, expected);
             self.max_ulp = self.max_ulp.max(distance / ulp(expected));
-            let granted = tolerance.atol + tolerance.rtol * expected.abs();
-            if distance > 0.0 {
-                self.largest_share = self.largest_share.max(distance / granted);
-            }
+            let granted = tolerance.of(expected);
             let within = distance.is_finite() && distance <= granted;
             if !within {
                 self.mismatches += 1;
-                self.first.get_or_insert_with(|| difference(index, found, expected));
+                self.first.get_or_insert_with(|| difference(index, [found, expected, granted]));
             }
-            if distance > self.max_abs {
-                self.max_abs = distance;
-                self.worst = Some(difference(index, found, expected));
+            self.max_abs = self.max_abs.max(distance);
+            let share = Some(distance / granted).filter(|share| !share.is_nan()).unwrap_or(f64::INFINITY);
+            let before = self.worst.as_ref().map_or(0.0, Difference::distance);
+            if distance > 0.0 && (share, distance) > (self.largest_share, before) {
+                self.largest_share = share;
+                self.worst = Some(difference(index, [found, expected, granted]));
             }
         }
     }
@@ -205,6 +221,23 @@ mod tests {
         assert_eq!((comparison.atol, comparison.rtol, comparison.largest_share), (1.0, 0.5, 0.5));
         comparison.add("x", &tensor(&[2.0]), &tensor(&[2.0]), Tolerance { atol: 0.0, rtol: 0.0 });
         assert_eq!((comparison.largest_share, comparison.passed()), (0.5, true));
+    }
+
+    #[test]
+    fn the_worst_value_is_the_largest_share_of_its_own_tolerance() {
+        let mut comparison = Comparison::default();
+        let mut add = |place, found, expected, atol| {
+            comparison.add(place, &tensor(&[found]), &tensor(&[expected]), Tolerance { atol, rtol: 0.0 });
+            let worst = comparison.worst.clone().unwrap();
+            (worst.place.clone(), worst.distance(), worst.tolerance, comparison.largest_share)
+        };
+        assert_eq!(add("large", 10.75, 10.0, 1.0), ("large".into(), 0.75, 1.0, 0.75));
+        assert_eq!(add("small", 1.5, 1.0, 0.25), ("small".into(), 0.5, 0.25, 2.0));
+        assert_eq!(add("another", 10.75, 10.0, 1.0).0, "small");
+        assert_eq!(add("exact", 1.25, 1.0, 0.0), ("exact".into(), 0.25, 0.0, f64::INFINITY));
+        assert_eq!(add("further", 1.5, 1.0, 0.0).0, "further", "the larger difference of two that nothing grants");
+        assert_eq!(add("no number", f64::NAN, f64::INFINITY, 1.0).0, "no number");
+        assert_eq!((comparison.max_abs, comparison.atol), (f64::INFINITY, 1.0));
     }
 
     #[test]

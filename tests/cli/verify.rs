@@ -162,10 +162,18 @@ fn no_tolerance_is_too_little() {
     let scene = exported("");
     let outcome = scene.moa("verify m.onnx --checkpoint ck --atol 0");
     assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
-    assert!(outcome.stdout.contains("out of tolerance"), "{}", outcome.stdout);
+    for says in ["out of tolerance", "\n  first: ", "\n  worst: ", " (tolerance 0.0e0)\n"] {
+        assert!(outcome.stdout.contains(says), "{says}: {}", outcome.stdout);
+    }
     let line = "verify m.onnx --checkpoint ck --backends ort-function";
     let printed = scene.accepts(&format!("{line} --atol 1e-9 --rtol 1e-2"));
-    assert!(printed.contains("  1.0e-9 + 1.0e-2 |expected|  ok"), "{printed}");
+    let value = json(&scene.accepts(&format!("{line} --atol 1e-9 --rtol 1e-2 --json -")));
+    let worst = &value["backends"][0]["graphs"][0]["outputs"]["worst"];
+    let [found, expected, tolerance] = ["found", "expected", "tolerance"].map(|key| worst[key].as_f64().unwrap());
+    assert!((tolerance - 1e-9 - 1e-2 * expected.abs()).abs() < 1e-6 * tolerance, "{worst}");
+    let [difference, tolerance] = [(found - expected).abs(), tolerance].map(|number| format!("{number:.1e}"));
+    let ends = [difference.as_str(), &tolerance, "ok"];
+    assert!(printed.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().ends_with(&ends)), "{printed}");
     let value = json(&scene.accepts(&format!("{line} --rtol 1e-2 --json -")));
     let outputs = &value["backends"][0]["graphs"][0]["outputs"];
     assert!(outputs["rtol"] == 1e-2 && outputs["atol"].as_f64() > Some(1e-9), "the derived part stays: {outputs:#}");
