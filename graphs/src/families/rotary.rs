@@ -93,11 +93,12 @@ fn f32_error(base: f64) -> f64 {
     6.0 * unit + libm::log(base).abs() * unit / 2.0
 }
 
-/// Refuses scaled positions or frequencies.
+/// Refuses scaled positions or frequencies; positions that are divided by 1 are not.
 fn plain(described: &Config) -> Result<(), ImportError> {
     let key = if described.has("rope_type") { "rope_type" } else { "type" };
     match described.text_or(key, "default")? {
         "default" => full(described),
+        "linear" if described.has("factor") && is_one(described.number_or("factor", 1.0)?) => full(described),
         other => Err(described.unsupported(format!("\"{key}\": \"{other}\" (supported: default)"))),
     }
 }
@@ -105,10 +106,14 @@ fn plain(described: &Config) -> Result<(), ImportError> {
 /// Refuses rotating a part of each head.
 fn full(config: &Config) -> Result<(), ImportError> {
     let share = config.number_or("partial_rotary_factor", 1.0)?;
-    if share.to_bits() == 1.0f64.to_bits() {
+    if is_one(share) {
         return Ok(());
     }
     Err(config.unsupported(format!("\"partial_rotary_factor\": {share} (supported: 1)")))
+}
+
+const fn is_one(number: f64) -> bool {
+    number.to_bits() == 1.0f64.to_bits()
 }
 
 #[cfg(test)]
@@ -130,6 +135,9 @@ mod tests {
             (r#"{"rope_theta": 100, "rope_parameters": {"rope_theta": 100.0}}"#, 100.0),
             (r#"{"rope_theta": 500, "rope_scaling": {"rope_theta": 500.0}}"#, 500.0),
             (r#"{"rope_scaling": {"type": "default"}, "partial_rotary_factor": 1}"#, 10_000.0),
+            (r#"{"rope_scaling": {"rope_type": "default", "factor": 4.0}, "rope_theta": 7}"#, 7.0),
+            (r#"{"rope_scaling": {"rope_type": "linear", "factor": 1.0}, "rope_theta": 7}"#, 7.0),
+            (r#"{"rope_scaling": {"type": "linear", "factor": 1}}"#, 10_000.0),
         ] {
             assert_eq!(read(text), Ok(base), "{text}");
         }
@@ -139,7 +147,13 @@ mod tests {
     fn other_angles_are_refused() {
         for (text, expected) in [
             (r#"{"rope_scaling": {"rope_type": "linear", "factor": 4.0}}"#, r#""rope_type": "linear""#),
+            (r#"{"rope_scaling": {"rope_type": "linear"}}"#, r#""rope_type": "linear""#),
             (r#"{"rope_scaling": {"type": "dynamic", "factor": 4.0}}"#, r#""type": "dynamic""#),
+            (r#"{"rope_scaling": {"type": "dynamic", "factor": 1.0}}"#, r#""type": "dynamic""#),
+            (
+                r#"{"rope_scaling": {"type": "linear", "factor": 1, "partial_rotary_factor": 0.5}}"#,
+                r#""partial_rotary_factor": 0.5"#,
+            ),
             (r#"{"rope_parameters": {"rope_type": "yarn", "rope_theta": 100}}"#, r#""rope_type": "yarn""#),
             (r#"{"partial_rotary_factor": 0.5}"#, r#""partial_rotary_factor": 0.5"#),
             (r#"{"rope_parameters": {"partial_rotary_factor": 0.5}}"#, r#""partial_rotary_factor": 0.5"#),
