@@ -189,13 +189,15 @@ fn layers_that_contradict_themselves() {
 /// What neither a shape nor a tensor can show must not be guessed.
 #[test]
 fn jetmoe_configurations_that_contradict_themselves() {
-    let cases: [(&str, Value, u8, &[&str]); 15] = [
+    let cases: [(&str, Value, u8, &[&str]); 17] = [
         ("num_local_experts", json!(8), 3, &["\"num_local_experts\" must be 4, the experts of", "found 8"]),
         ("num_local_experts", json!(1), 3, &["\"num_local_experts\" must be 4, the experts of", "found 1"]),
         ("num_experts_per_tok", json!(9), 3, &["\"num_experts_per_tok\" must be at most 4, \"num_local_experts\""]),
         ("pad_token_id", json!(128), 3, &["\"pad_token_id\" must be below 128", "model.embed_tokens.weight"]),
         ("bos_token_id", json!(999), 3, &["\"bos_token_id\" must be below 128"]),
         ("eos_token_id", json!([2, 500]), 3, &["\"eos_token_id\" must be below 128", "[2,500]"]),
+        ("rms_norm_eps", json!(-1e-6), 3, &["\"rms_norm_eps\" must be a number from 0", "found -1e-6"]),
+        ("rms_norm_eps", json!(1e39), 3, &["\"rms_norm_eps\" must be a number that f32 holds", "found 1e+39"]),
         ("eos_token_id", json!([2, "a"]), 3, &["\"eos_token_id\" must be an integer from 0", "or a list of such"]),
         ("rope_scaling", json!({"rope_theta": 500.0}), 3, &["key \"rope_theta\" must be 500.0"]),
         ("moe_top_k", json!(1), 3, &["key \"moe_top_k\" must be 2, as \"num_experts_per_tok\" says"]),

@@ -276,6 +276,13 @@ impl Config {
         number.map(|number| number as f32).ok_or_else(|| self.invalid(key, "a number between 0 and 1"))
     }
 
+    /// A number from 0 that f32 holds, with a default.
+    pub(crate) fn single_or(&self, key: &str, default: f32) -> Result<f32, ImportError> {
+        #[allow(clippy::cast_possible_truncation)]
+        let number = self.non_negative_or(key, default.into())? as f32;
+        if number.is_finite() { Ok(number) } else { Err(self.invalid(key, "a number that f32 holds")) }
+    }
+
     /// Refuses a feature that is switched on.
     pub(crate) fn refuse_flag(&self, key: &str) -> Result<(), ImportError> {
         if self.flag_or(key, false)? { Err(self.unsupported(format!("\"{key}\": true"))) } else { Ok(()) }

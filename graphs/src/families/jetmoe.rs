@@ -56,7 +56,7 @@ pub(super) fn import(
     let layers = (0..sizes.layers).map(|index| sizes.layer(config, &mut importer, index)).collect::<Result<_, _>>()?;
     let norm = Norm::Rms(RmsNorm {
         weight: importer.take("model.norm.weight", &[width])?,
-        epsilon: config.epsilon_or("rms_norm_eps", LAYER_NORM_EPSILON)?,
+        epsilon: config.single_or("rms_norm_eps", LAYER_NORM_EPSILON)?,
     });
     let names = tensors.names().into_iter().chain(tensors.aliases());
     for name in names.filter(|name| name.ends_with(rotary::BUFFER)) {
