@@ -201,6 +201,8 @@ pub struct ExportReport {
     pub files: Vec<WrittenFile>,
     /// SHA-256 of the trained values: for every weight rank, dimensions, name of the stored type and stored bytes.
     pub source_sha256: String,
+    /// What the files beside the graphs leave out of those beside the checkpoint, and why.
+    pub notes: Vec<String>,
 }
 
 /// The typed model of a checkpoint.
@@ -263,11 +265,13 @@ pub fn export_watched(
     let opset = opset(options)?;
     let family = checkpoint.config().model_type();
     let model = import(checkpoint, options.gate_mode)?;
-    write_model(family, &model, out, (options, opset), watch, |plan| {
-        let companions = companions(&model, checkpoint, plan, options, files)?;
+    let mut notes = Vec::new();
+    let report = write_model(family, &model, out, (options, opset), watch, |plan| {
+        let companions = companions(&model, checkpoint, plan, (options, files), &mut notes)?;
         keep_inputs(checkpoint, files, plan, &companions)?;
         Ok(companions)
-    })
+    })?;
+    Ok(ExportReport { notes, ..report })
 }
 
 /// [`export`] of a model of `family` that comes from no checkpoint.
@@ -329,7 +333,10 @@ fn write_model(
     match written {
         Err(_) if watch.is_cancelled() => Err(ExportError::Cancelled),
         Ok(_) if !watch.may_place() => Err(ExportError::Cancelled),
-        Ok(source_sha256) => Ok(ExportReport { family: family.into(), opset, files: outputs.commit()?, source_sha256 }),
+        Ok(source_sha256) => {
+            let (family, files) = (family.into(), outputs.commit()?);
+            Ok(ExportReport { family, opset, files, source_sha256, notes: Vec::new() })
+        }
         Err(error) => Err(error),
     }
 }
@@ -339,8 +346,8 @@ fn companions(
     model: &Model,
     checkpoint: &Checkpoint,
     plan: &Plan,
-    options: &ExportOptions,
-    files: &SideFileOptions,
+    (options, files): (&ExportOptions, &SideFileOptions),
+    notes: &mut Vec<String>,
 ) -> Result<Vec<SideFile>, ExportError> {
     let config = checkpoint.config();
     let mut companions = match (model, &plan.files[..]) {
@@ -354,7 +361,7 @@ fn companions(
             }
             let Options { form, precision, .. } = options.graph;
             let companions = CausalLmFiles { model, config, form, precision, graph: &graph.model };
-            companions.make(files).map_err(VocabularyError::from)?
+            companions.make(files, notes).map_err(VocabularyError::from)?
         }
         _ => Vec::new(),
     };

@@ -53,6 +53,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         None => print_result(&text(&report, arguments))?,
     }
     note_of_keys(checkpoint.config());
+    report.notes.iter().for_each(|text| note(text));
     note_of_dictionary(&report);
     note_of_pieces(&report)?;
     #[cfg(feature = "tokenizers")]

@@ -59,15 +59,15 @@ pub(crate) fn is_own_folder(folder: &Path, options: &SideFileOptions) -> bool {
 }
 
 impl CausalLmFiles<'_> {
-    /// The files, in the order in which they are written.
-    pub(crate) fn make(&self, options: &SideFileOptions) -> Result<Vec<SideFile>, TextError> {
+    /// The files, in the order in which they are written; `notes` gets what they leave out.
+    pub(crate) fn make(&self, options: &SideFileOptions, notes: &mut Vec<String>) -> Result<Vec<SideFile>, TextError> {
         let mut files = Vec::new();
         if let Some(folder) = options.checkpoint_folder() {
             for name in COPIED {
                 files.extend(copied(folder, name)?);
             }
         }
-        let ids = self.special_ids(options)?;
+        let ids = self.special_ids(options, notes)?;
         files.push(file(CONFIG, &self.config()));
         files.push(file(GENAI_CONFIG, &self.genai_config(&ids, options)));
         Ok(files)
@@ -124,7 +124,8 @@ impl CausalLmFiles<'_> {
     ///
     /// What ends a text is what does so in transformers 4.57: where it goes by `generation_config.json`, that file
     /// alone says it; the configuration's class has an end token where the key is absent, and none where it is `null`.
-    fn special_ids(&self, options: &SideFileOptions) -> Result<SpecialIds, TextError> {
+    /// Tokens that the model does not have are left out: the class writes its own into every configuration.
+    fn special_ids(&self, options: &SideFileOptions, notes: &mut Vec<String>) -> Result<SpecialIds, TextError> {
         let defaults = if self.is_molm() { DEFAULT_IDS_OF_MOLM } else { DEFAULT_IDS };
         let vocabulary = self.model.tokens.shape()[0];
         let is_token = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < vocabulary);
@@ -132,21 +133,17 @@ impl CausalLmFiles<'_> {
         let config = Keys::new(self.config.origin(), self.config.keys().clone());
         let read = |folder: &Path| Keys::read_generation(&folder.join(GENERATION_CONFIG), Some(&config));
         let generation = options.checkpoint_folder().map(read).transpose()?.flatten();
-        let ids = |key: &str| -> Result<Option<Vec<i64>>, TextError> {
-            let known = |keys: &Keys| keys.known_token_ids(key, vocabulary);
-            let given = generation.as_ref().map(known).transpose()?.flatten();
-            if given.is_some() { Ok(given) } else { known(&config) }
-        };
+        let sources = [generation.as_ref(), Some(&config)];
         let eos = match &generation {
             None if !config.has("eos_token_id") => default_eos.into_iter().collect(),
             keys => {
                 let keys = keys.as_ref().unwrap_or(&config);
-                keys.known_token_ids("eos_token_id", vocabulary)?.unwrap_or_default()
+                keys.token_ids_below("eos_token_id", vocabulary, notes)?.unwrap_or_default()
             }
         };
-        let first = |ids: Option<Vec<i64>>| ids.and_then(|ids| ids.first().copied());
-        let bos = first(ids("bos_token_id")?).or(default_bos).unwrap_or(0);
-        let pad = first(ids("pad_token_id")?).or(eos.first().copied()).unwrap_or(0);
+        let bos = first_id(sources, |keys| keys.token_ids_below("bos_token_id", vocabulary, notes))?;
+        let pad = first_id(sources, |keys| keys.known_token_ids("pad_token_id", vocabulary))?;
+        let (bos, pad) = (bos.or(default_bos).unwrap_or(0), pad.or(eos.first().copied()).unwrap_or(0));
         Ok(SpecialIds { bos, eos, pad })
     }
 
@@ -215,6 +212,19 @@ struct SpecialIds {
     /// Empty where no token ends a text.
     eos: Vec<i64>,
     pad: i64,
+}
+
+/// The first id that `known` finds in the first of `sources` which says something.
+fn first_id(
+    sources: [Option<&Keys>; 2],
+    mut known: impl FnMut(&Keys) -> Result<Option<Vec<i64>>, TextError>,
+) -> Result<Option<i64>, TextError> {
+    for keys in sources.into_iter().flatten() {
+        if let Some(ids) = known(keys)? {
+            return Ok(ids.first().copied());
+        }
+    }
+    Ok(None)
 }
 
 fn file(name: &str, value: &Value) -> SideFile {

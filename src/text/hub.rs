@@ -218,6 +218,27 @@ impl Keys {
         }
     }
 
+    /// [`Self::token_ids`] that a model of `symbols` has; of others, `left_out` tells.
+    ///
+    /// # Errors
+    ///
+    /// Where the key holds something else.
+    pub(crate) fn token_ids_below(
+        &self,
+        key: &str,
+        symbols: usize,
+        left_out: &mut Vec<String>,
+    ) -> Result<Option<Vec<i64>>, TextError> {
+        let is_known = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < symbols);
+        let Some(ids) = self.token_ids(key)? else { return Ok(None) };
+        let (known, unknown): (Vec<i64>, Vec<i64>) = ids.into_iter().partition(is_known);
+        let origin = self.path.display();
+        left_out.extend(unknown.into_iter().map(|id| {
+            format!("{origin}: token {id} of \"{key}\" is left out: the model has {symbols} tokens, and never gives it")
+        }));
+        Ok(Some(known))
+    }
+
     /// Refuses a key that does not hold what it must, which `form` says in words.
     pub(super) fn check(
         &self,

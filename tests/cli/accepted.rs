@@ -370,6 +370,32 @@ fn both_ways_to_write_a_jetmoe_configuration_are_read() {
     assert!(renamed == default);
 }
 
+/// JetMoE's class writes its own ids into every configuration, whatever the vocabulary is.
+#[test]
+fn tokens_that_no_model_gives_are_left_out_and_named() {
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    let mut config: Value = serde_json::from_slice(&scene.read("ck/config.json")).unwrap();
+    config["bos_token_id"] = 999.into();
+    config["eos_token_id"] = json!([2, 500]);
+    scene.write("ck/config.json", config.to_string());
+    let check = |out: &str, ids: [Value; 2], told: [&str; 2]| {
+        let outcome = scene.moa(&format!("ck -o {out}"));
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        for told in told {
+            let line = format!("note: {told} is left out: the model has 128 tokens, and never gives it\n");
+            assert!(outcome.stderr.contains(&line), "{}", outcome.stderr);
+        }
+        let genai: Value = serde_json::from_slice(&scene.read(&format!("{out}/genai_config.json"))).unwrap();
+        assert_eq!(["bos_token_id", "eos_token_id"].map(|key| genai["model"][key].clone()), ids);
+    };
+    let of_config = |id, key| format!("ck/config.json: token {id} of \"{key}\"");
+    let [bos, eos] = [of_config(999, "bos_token_id"), of_config(500, "eos_token_id")];
+    check("out", [1.into(), 2.into()], [&bos, &eos]);
+    scene.write("ck/generation_config.json", json!({ "eos_token_id": 128, "bos_token_id": 3 }).to_string());
+    let eos = "ck/generation_config.json: token 128 of \"eos_token_id\"";
+    check("generation", [3.into(), json!([])], [eos, eos]);
+}
+
 /// What fairseq's RoBERTa takes for granted shows in no tensor: its activation, and embeddings that are not scaled.
 #[test]
 fn masked_language_models_have_the_defaults_of_roberta() {

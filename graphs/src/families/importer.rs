@@ -102,11 +102,12 @@ impl<'a> Importer<'a> {
         Ok([tokens, output])
     }
 
-    /// Refuses special tokens that the embedding has no row for.
+    /// Refuses padding that the embedding has no row for, and other special tokens that are none. A model does not
+    /// produce those without a row.
     pub(super) fn check_ids(&self, tokens: &Weight) -> Result<(), ImportError> {
         let (config, rows) = (self.config, tokens.shape()[0]);
         for key in ["pad_token_id", "bos_token_id", "eos_token_id"] {
-            if config.optional_ids(key)?.into_iter().any(|id| id >= rows) {
+            if config.optional_ids(key)?.into_iter().any(|id| id >= rows) && key == "pad_token_id" {
                 let tokens = self.stored_name(tokens.name());
                 return Err(config.invalid(key, format!("below {rows}, the rows of \"{tokens}\"")));
             }
