@@ -296,7 +296,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::reference::{Routing, math::Sums, scaled, stored::to_bf16};
+    use crate::reference::{Routing, math::Sums, scaled, sequence::Draw, stored::to_bf16};
 
     const TOKENS: usize = 5;
 
@@ -304,14 +304,18 @@ mod tests {
         values.iter().copied().map(to_bf16).collect()
     }
 
+    fn in_integers(values: &[f64]) -> Vec<f64> {
+        scaled::factor(values, Draw::NEAREST)
+    }
+
     /// How a row of a product is rounded.
-    type Rounding = fn(&[f64]) -> Vec<f64>;
+    type Round = fn(&[f64]) -> Vec<f64>;
 
     /// What is stored, and how rows are then rounded.
-    const ROUNDED: [(moa_graphs::Precision, Precision, Rounding); 3] = [
-        (moa_graphs::Precision::Fp32, Precision::Products, in_bf16),
-        (moa_graphs::Precision::Int8, Precision::Integers, scaled::factor),
-        (moa_graphs::Precision::Int4, Precision::Integers, scaled::factor),
+    const ROUNDED: [(moa_graphs::Precision, Precision, Round); 3] = [
+        (moa_graphs::Precision::Fp32, Precision::PRODUCTS, in_bf16),
+        (moa_graphs::Precision::Int8, Precision::INTEGERS, in_integers),
+        (moa_graphs::Precision::Int4, Precision::INTEGERS, in_integers),
     ];
 
     /// A layer of width 16 with a bias, and keys and values of its own or of a memory.
@@ -344,7 +348,7 @@ mod tests {
     #[test]
     fn keys_and_values_of_the_operator_alone_are_of_rounded_rows() {
         for (stored, precision, rounding) in ROUNDED {
-            let [x, single] = [precision, Precision::Single].map(input);
+            let [x, single] = [precision, Precision::SINGLE].map(input);
             let values = |pair: KeyValues| [pair.key.values, pair.value.values];
             let rounded = Sequence { values: single.rows().into_iter().flat_map(rounding).collect(), ..single.clone() };
             let own = layer(false, stored);
@@ -355,7 +359,7 @@ mod tests {
             let without = Attention { keys_values: None, ..own };
             assert_eq!(values(without.keys_values(&x)), values(without.keys_values(&single)));
         }
-        let [x, single] = [Precision::Integers, Precision::Single].map(input);
+        let [x, single] = [Precision::INTEGERS, Precision::SINGLE].map(input);
         let of_floats = layer(false, moa_graphs::Precision::Fp32);
         assert_eq!(of_floats.keys_values(&x).key, of_floats.keys_values(&single).key);
     }
@@ -363,7 +367,7 @@ mod tests {
     #[test]
     fn queries_and_outputs_are_of_rounded_rows_and_routers_are_not() {
         for (stored, precision, rounding) in ROUNDED {
-            let [x, single] = [precision, Precision::Single].map(input);
+            let [x, single] = [precision, Precision::SINGLE].map(input);
             let layer = layer(false, stored);
             let source = layer.keys_values(&single);
             let (found, routing) = run(&layer, &x, &source);
@@ -375,11 +379,11 @@ mod tests {
             let slots = routing.slots().next().unwrap();
             let rows: Vec<_> = slots.tokens.iter().map(|token| rounding(single.token(*token))).collect();
             let sums = Sums::Single;
-            let queries = layer.query.each(Precision::Single, &slices(&rows), &slots.experts);
+            let queries = layer.query.each(Precision::SINGLE, &slices(&rows), &slots.experts);
             let source = source.factors(precision);
             let attended = layer.attend(precision, &queries, &slots.tokens, TOKENS, &source, &mask);
             let attended: Vec<_> = attended.iter().map(|row| rounding(row)).collect();
-            let outputs = layer.output.each(Precision::Single, &slices(&attended), &slots.experts);
+            let outputs = layer.output.each(Precision::SINGLE, &slices(&attended), &slots.experts);
             let mut expected = slots.sums(sums, 16, &outputs);
             expected.iter_mut().for_each(|y| layer.bias.iter().for_each(|bias| add_scaled(sums, y, 1.0, bias)));
             assert_eq!(found, single.with(16, expected).values);
@@ -390,15 +394,15 @@ mod tests {
     #[test]
     fn both_factors_of_scores_and_of_what_is_attended_to_are_rounded() {
         let layer = layer(false, moa_graphs::Precision::Fp32);
-        let [x, single] = [Precision::Products, Precision::Single].map(input);
+        let [x, single] = [Precision::PRODUCTS, Precision::SINGLE].map(input);
         let source = layer.keys_values(&single);
         let visible: Vec<usize> = (0..TOKENS).collect();
         let query: Vec<f64> = x.token(0)[..8].to_vec();
         let attend = |precision, source: &KeyValues| layer.attend_head(precision, &query, source, [0, 0], &visible);
-        let factors = source.factors(Precision::Products);
+        let factors = source.factors(Precision::PRODUCTS);
         assert_eq!(factors.key.values, in_bf16(&source.key.values));
         assert_eq!(factors.value.values, in_bf16(&source.value.values));
-        assert_eq!(source.factors(Precision::Single).value, source.value);
+        assert_eq!(source.factors(Precision::SINGLE).value, source.value);
         let scaled: Vec<f64> = query.iter().map(|q| q / 8f64.sqrt()).collect();
         let score = |s: &usize| dot(Sums::Single, &in_bf16(&scaled), factors.key.row(0, 0, *s));
         let weights = softmax(Sums::Single, &visible.iter().map(score).collect::<Vec<_>>());
@@ -406,12 +410,12 @@ mod tests {
         for (s, weight) in in_bf16(&weights).into_iter().enumerate() {
             add_scaled(Sums::Single, &mut expected, weight, factors.value.row(0, 0, s));
         }
-        let found = attend(Precision::Products, &factors);
+        let found = attend(Precision::PRODUCTS, &factors);
         let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-12;
         assert!(found.iter().zip(&expected).all(near), "{found:?} {expected:?}");
-        let single = attend(Precision::Single, &source);
+        let single = attend(Precision::SINGLE, &source);
         assert!(!found.iter().zip(&single).all(near));
-        assert_eq!(source.factors(Precision::Integers).key, factors.key);
-        assert_eq!(attend(Precision::Integers, &factors), found);
+        assert_eq!(source.factors(Precision::INTEGERS).key, factors.key);
+        assert_eq!(attend(Precision::INTEGERS, &factors), found);
     }
 }

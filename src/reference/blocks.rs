@@ -328,7 +328,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::reference::{scaled, sequence::Precision, stored::to_bf16};
+    use crate::reference::{
+        scaled,
+        sequence::{Draw, Precision},
+        stored::to_bf16,
+    };
 
     #[test]
     fn sinusoids_are_concatenated_halves_with_a_zero_row_and_column() {
@@ -344,7 +348,7 @@ mod tests {
     #[test]
     fn residuals_normalise_before_or_after() {
         let norm = LayerNorm { weight: vec![1.0; 2], bias: vec![0.0; 2], epsilon: 0.0 };
-        let x = Sequence { precision: Precision::Double, batch: 1, tokens: 1, width: 2, values: vec![2.0, 6.0] };
+        let x = Sequence { precision: Precision::DOUBLE, batch: 1, tokens: 1, width: 2, values: vec![2.0, 6.0] };
         let double = |x: &Sequence| Ok(x.clone().plus(x));
         assert_eq!(residual(x.clone(), &norm, true, double).unwrap().values, [0.0, 8.0]);
         assert_eq!(residual(x, &norm, false, double).unwrap().values, [-1.0, 1.0]);
@@ -369,15 +373,16 @@ mod tests {
         })) else {
             panic!("no language model")
         };
-        type Rounding = fn(&[f64]) -> Vec<f64>;
-        let in_bf16: Rounding = |row| row.iter().copied().map(to_bf16).collect();
+        type Round = fn(&[f64]) -> Vec<f64>;
+        let in_bf16: Round = |row| row.iter().copied().map(to_bf16).collect();
+        let in_integers: Round = |row| scaled::factor(row, Draw::NEAREST);
         for (stored, precision, rounding) in [
-            (moa_graphs::Precision::Fp32, Precision::Products, in_bf16),
-            (moa_graphs::Precision::Int8, Precision::Integers, scaled::factor),
-            (moa_graphs::Precision::Int4, Precision::Integers, scaled::factor),
+            (moa_graphs::Precision::Fp32, Precision::PRODUCTS, in_bf16),
+            (moa_graphs::Precision::Int8, Precision::INTEGERS, in_integers),
+            (moa_graphs::Precision::Int4, Precision::INTEGERS, in_integers),
         ] {
             let block = ExpertFeedForward::new(&model.layers[0].feed_forward, Stored::new(stored)).unwrap();
-            let [x, single] = [precision, Precision::Single].map(input);
+            let [x, single] = [precision, Precision::SINGLE].map(input);
             let run = |x: &Sequence| {
                 let mut tape = Tape::new(None);
                 (block.run(x, &mut tape).unwrap().values, tape.into_routing())
@@ -388,10 +393,10 @@ mod tests {
             let routing = routing.into_values().next().unwrap();
             let slots = routing.slots().next().unwrap();
             let rows: Vec<_> = slots.tokens.iter().map(|token| rounding(single.token(*token))).collect();
-            let mut hidden = block.input.each(Precision::Single, &slices(&rows), &slots.experts);
+            let mut hidden = block.input.each(Precision::SINGLE, &slices(&rows), &slots.experts);
             hidden.iter_mut().for_each(|row| block.activate(row));
             let hidden: Vec<_> = hidden.iter().map(|row| rounding(row)).collect();
-            let outputs = block.output.each(Precision::Single, &slices(&hidden), &slots.experts);
+            let outputs = block.output.each(Precision::SINGLE, &slices(&hidden), &slots.experts);
             let mut expected = slots.sums(Sums::Single, 16, &outputs);
             expected.iter_mut().for_each(|y| block.bias.iter().for_each(|bias| add_scaled(Sums::Single, y, 1.0, bias)));
             assert_eq!(found, single.with(16, expected).values);
@@ -411,8 +416,8 @@ mod tests {
             let block = FeedForward::new(&model.encoder.layers[0].feed_forward, Stored::new(stored)).unwrap();
             assert!(matches!(block, FeedForward::Dense { .. }));
             let run = |precision| block.run(&input(precision), &mut Tape::new(None)).unwrap().values;
-            assert_eq!(run(Precision::Products), run(Precision::Single));
-            assert_eq!(run(Precision::Integers), run(Precision::Single));
+            assert_eq!(run(Precision::PRODUCTS), run(Precision::SINGLE));
+            assert_eq!(run(Precision::INTEGERS), run(Precision::SINGLE));
         }
     }
 }

@@ -19,7 +19,7 @@ use super::{
     kept::{Kept, Values, exact_singles},
     math::{Sums, transpose},
     scaled::{self, Scaled},
-    sequence::{Precision, Sequence},
+    sequence::{Precision, Rounding, Sequence},
     stored::Stored,
 };
 
@@ -132,8 +132,8 @@ impl Matrices {
     /// [`Self::map`] as an export multiplies by the matrix of a head: one of integers belongs to an operator of ours,
     /// and so does one of floats whose products may be rounded.
     pub(super) fn map_head(&self, x: &Sequence) -> Sequence {
-        match (x.precision, &self.values) {
-            (Precision::Products, _) | (_, Kept::Scaled(_)) => self.map_factors(x),
+        match (x.precision.to, &self.values) {
+            (Rounding::Products, _) | (_, Kept::Scaled(_)) => self.map_factors(x),
             (_, Kept::Floats(_)) => self.map(x),
         }
     }
@@ -148,9 +148,9 @@ impl Matrices {
 
     /// A vector as an operator of ours multiplies it with these matrices.
     fn factor<'a>(&self, precision: Precision, vector: &'a [f64]) -> Cow<'a, [f64]> {
-        match (precision, &self.values) {
-            (Precision::Integers, Kept::Scaled(_)) => Cow::Owned(scaled::factor(vector)),
-            (Precision::Integers, Kept::Floats(_)) | (Precision::Products, Kept::Scaled(_)) => Cow::Borrowed(vector),
+        match (precision.to, &self.values) {
+            (Rounding::Integers, Kept::Scaled(_)) => Cow::Owned(scaled::factor(vector, precision.draw)),
+            (Rounding::Integers, Kept::Floats(_)) | (Rounding::Products, Kept::Scaled(_)) => Cow::Borrowed(vector),
             _ => precision.factor(vector),
         }
     }

@@ -3,7 +3,7 @@
 use moa_schema::IntegerType;
 
 use super::*;
-use crate::reference::math::add_scaled;
+use crate::reference::{math::add_scaled, sequence::Draw};
 
 /// Numbers from -1 to 1 with all digits of f32.
 fn numbers(count: usize, seed: u64) -> Vec<f64> {
@@ -47,7 +47,7 @@ fn products_are_those_of_one_vector_after_the_other() {
             let mut x: Vec<Vec<f64>> = (0..vectors).map(of_seed).collect();
             x[(vectors / 2) as usize] = numbers(inputs, 5);
             let x = slices(&x);
-            for precision in [Precision::Double, Precision::Single] {
+            for precision in [Precision::DOUBLE, Precision::SINGLE] {
                 let sums = precision.sums();
                 for index in 0..3 {
                     let matrix = &values[index * inputs * outputs..(index + 1) * inputs * outputs];
@@ -73,20 +73,20 @@ fn vectors_are_rounded_for_matrices_of_integers_alone() {
         let scaled = Matrices { values: Kept::Scaled(scaled.unwrap()), inputs, outputs };
         let floats = (0..2 * inputs).flat_map(|row| scaled.row(row)).collect();
         let floats = Matrices { values: Kept::Floats(Values::Double(floats)), inputs, outputs };
-        let rounded = x.each_ref().map(|x| scaled::factor(x));
+        let rounded = x.each_ref().map(|x| scaled::factor(x, Draw::NEAREST));
         let each = |matrices: &Matrices, precision, x: &[Vec<f64>]| matrices.each(precision, &slices(x), &[1, 0]);
-        let expected = each(&floats, Precision::Single, &rounded);
-        assert_ne!(expected, each(&floats, Precision::Single, &x));
-        assert_eq!(each(&scaled, Precision::Integers, &x), expected);
-        assert_eq!(each(&floats, Precision::Integers, &x), each(&floats, Precision::Single, &x));
-        for precision in [Precision::Single, Precision::Products] {
-            assert_eq!(each(&scaled, precision, &x), each(&floats, Precision::Single, &x));
+        let expected = each(&floats, Precision::SINGLE, &rounded);
+        assert_ne!(expected, each(&floats, Precision::SINGLE, &x));
+        assert_eq!(each(&scaled, Precision::INTEGERS, &x), expected);
+        assert_eq!(each(&floats, Precision::INTEGERS, &x), each(&floats, Precision::SINGLE, &x));
+        for precision in [Precision::SINGLE, Precision::PRODUCTS] {
+            assert_eq!(each(&scaled, precision, &x), each(&floats, Precision::SINGLE, &x));
         }
         let sequence =
             |precision, x: &[Vec<f64>]| Sequence { precision, batch: 1, tokens: 2, width: inputs, values: x.concat() };
-        let mapped = scaled.map_factors(&sequence(Precision::Integers, &x));
-        assert_eq!(mapped.values, floats.map(&sequence(Precision::Single, &rounded)).values);
-        assert_ne!(mapped.values, scaled.map(&sequence(Precision::Integers, &x)).values);
+        let mapped = scaled.map_factors(&sequence(Precision::INTEGERS, &x));
+        assert_eq!(mapped.values, floats.map(&sequence(Precision::SINGLE, &rounded)).values);
+        assert_ne!(mapped.values, scaled.map(&sequence(Precision::INTEGERS, &x)).values);
     }
 }
 

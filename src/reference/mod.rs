@@ -49,7 +49,7 @@ use self::{
     layer::MoaLayer,
     masked_lm::MaskedLm,
     router::Tape,
-    sequence::{Precision, TOGETHER},
+    sequence::{Draw, Precision, Rounding, TOGETHER},
     stored::Stored,
 };
 use crate::tensor::NamedTensors;
@@ -265,10 +265,10 @@ impl Reference {
     /// What [`Self::run_rounded`] rounds to before products of our operators, where that is
     /// less than [`Self::activations`].
     pub const fn products(&self) -> Option<Factors> {
-        match self.precision() {
-            Precision::Products => Some(Factors::Bf16),
-            Precision::Integers => Some(Factors::Int8),
-            Precision::Double | Precision::Single | Precision::Half | Precision::Brain => None,
+        match self.rounding() {
+            Rounding::Products => Some(Factors::Bf16),
+            Rounding::Integers => Some(Factors::Int8),
+            Rounding::Double | Rounding::Single | Rounding::Half | Rounding::Brain => None,
         }
     }
 
@@ -288,7 +288,7 @@ impl Reference {
         inputs: &NamedTensors,
         replay: Option<&Choices>,
     ) -> Result<Evaluation, ReferenceError> {
-        self.evaluate(part, Inputs { tensors: inputs, precision: Precision::Double }, replay)
+        self.evaluate(part, Inputs { tensors: inputs, precision: Precision::DOUBLE }, replay)
     }
 
     /// The same evaluation with every vector between the equations rounded to the type of activations, those that
@@ -304,16 +304,33 @@ impl Reference {
         inputs: &NamedTensors,
         replay: Option<&Choices>,
     ) -> Result<Evaluation, ReferenceError> {
-        self.evaluate(part, Inputs { tensors: inputs, precision: self.precision() }, replay)
+        self.run_rounded_again(part, inputs, replay, 0)
     }
 
-    const fn precision(&self) -> Precision {
+    /// [`Self::run_rounded`] where `draw`, unless it is 0, decides which values are rounded up and which down: what
+    /// rounding does to one output may differ widely between two evaluations that round as often.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::run`].
+    pub fn run_rounded_again(
+        &self,
+        part: Part,
+        inputs: &NamedTensors,
+        replay: Option<&Choices>,
+        draw: u8,
+    ) -> Result<Evaluation, ReferenceError> {
+        let precision = Precision { to: self.rounding(), draw: Draw(draw) };
+        self.evaluate(part, Inputs { tensors: inputs, precision }, replay)
+    }
+
+    const fn rounding(&self) -> Rounding {
         match (self.activations, self.products) {
-            (FloatType::F16, _) => Precision::Half,
-            (FloatType::Bf16, _) => Precision::Brain,
-            (FloatType::F32, AccuracyLevel::Activations) => Precision::Single,
-            (FloatType::F32, AccuracyLevel::Bf16) => Precision::Products,
-            (FloatType::F32, AccuracyLevel::Int8) => Precision::Integers,
+            (FloatType::F16, _) => Rounding::Half,
+            (FloatType::Bf16, _) => Rounding::Brain,
+            (FloatType::F32, AccuracyLevel::Activations) => Rounding::Single,
+            (FloatType::F32, AccuracyLevel::Bf16) => Rounding::Products,
+            (FloatType::F32, AccuracyLevel::Int8) => Rounding::Integers,
         }
     }
 

@@ -221,7 +221,7 @@ mod tests {
     fn route(gate_mode: GateMode, routed: bool, replay: Option<&Choices>) -> Result<ModuleRouting, ReferenceError> {
         let weight = [1.0_f64, 2.0, 4.0, 1.0].map(f64::ln).to_vec();
         let router = Router::new("m", weight, 4, 2, gate_mode);
-        let x = Sequence { precision: Precision::Double, batch: 1, tokens: 1, width: 1, values: vec![1.0] };
+        let x = Sequence { precision: Precision::DOUBLE, batch: 1, tokens: 1, width: 1, values: vec![1.0] };
         router.route(&x, vec![routed], &mut Tape::new(replay)).cloned()
     }
 

@@ -12,6 +12,7 @@ use moa_schema::{BLOCK, IntegerType};
 use super::{
     kept::Number,
     matrix::{Outputs, Part, parts},
+    sequence::{Draw, UNIT_OF_BRAIN},
     stored::{is_kept_by_bf16, to_bf16, to_integer},
 };
 
@@ -105,10 +106,10 @@ impl Scaled {
 
 /// A vector as it may be multiplied with matrices of integers: in int8 or in bf16, each value in the one that moves it
 /// further, since a kernel may take either.
-pub(super) fn factor(vector: &[f64]) -> Vec<f64> {
-    let mut factors = in_blocks(vector);
+pub(super) fn factor(vector: &[f64], draw: Draw) -> Vec<f64> {
+    let mut factors = in_blocks(vector, draw);
     for (value, factor) in vector.iter().zip(&mut factors).filter(|(value, _)| value.is_finite()) {
-        let brain = to_bf16(*value);
+        let brain = to_bf16(draw.moved(*value, UNIT_OF_BRAIN));
         if (brain - value).abs() > (*factor - value).abs() {
             *factor = brain;
         }
@@ -118,11 +119,14 @@ pub(super) fn factor(vector: &[f64]) -> Vec<f64> {
 
 /// A vector in int8: of each [`BLOCK`] values, the last of which may be fewer, `integer · scale`, both by the rule of
 /// [`IntegerType::Int8`]. Blocks with a value that is not finite stay.
-fn in_blocks(vector: &[f64]) -> Vec<f64> {
+fn in_blocks(vector: &[f64], draw: Draw) -> Vec<f64> {
     let mut factors = vector.to_vec();
     for block in factors.chunks_mut(BLOCK).filter(|block| block.iter().all(|value| value.is_finite())) {
         let scale = scale(IntegerType::Int8, block.iter().fold(0.0, |largest, value| farther(largest, to_f32(*value))));
-        block.iter_mut().for_each(|value| *value = f64::from(integer(IntegerType::Int8, *value, scale)) * scale);
+        for value in block {
+            let moved = *value + draw.share(*value) * scale;
+            *value = f64::from(integer(IntegerType::Int8, moved, scale)) * scale;
+        }
     }
     factors
 }
@@ -325,10 +329,10 @@ mod tests {
         let numbers: Vec<f64> = numbers(1 << 12).iter().map(|value| to_f32(*value)).collect();
         for length in [0, 1, 31, 32, 33, 64, 70] {
             for vector in numbers.chunks_exact(length.max(1)).map(|vector| &vector[..length]) {
-                let found = in_blocks(vector);
+                let found = in_blocks(vector, Draw::NEAREST);
                 assert_eq!(found.len(), length);
                 assert_eq!(
-                    in_blocks(&vector.iter().map(|v| -v).collect::<Vec<_>>()),
+                    in_blocks(&vector.iter().map(|v| -v).collect::<Vec<_>>(), Draw::NEAREST),
                     found.iter().map(|v| -v).collect::<Vec<_>>()
                 );
                 for (block, found) in vector.chunks(32).zip(found.chunks(32)) {
@@ -351,14 +355,14 @@ mod tests {
         let mut vector = [0.0; 32 + 32 + 3];
         (vector[0], vector[1], vector[2], vector[31]) = (127.0, 1.5, -2.5, 0.4);
         (vector[64], vector[65], vector[66]) = (-1.0 / 1024.0, 0.6 / (127.0 * 1024.0), -0.0);
-        let found = in_blocks(&vector);
+        let found = in_blocks(&vector, Draw::NEAREST);
         assert_eq!([0, 1, 2, 31].map(|place| found[place]), [127.0, 2.0, -2.0, 0.0]);
         assert!(found[32..64].iter().all(|value| *value == 0.0), "a block of zeros");
         let scale = to_f32(1.0 / (127.0 * 1024.0));
         assert_eq!(found[64..], [-127.0 * scale, scale, 0.0]);
         for strange in [f64::INFINITY, f64::NAN] {
             vector[33] = strange;
-            let found = in_blocks(&vector);
+            let found = in_blocks(&vector, Draw::NEAREST);
             assert!(found[33].to_bits() == strange.to_bits() && found[1] == 2.0 && found[65] == scale);
         }
     }
@@ -369,11 +373,11 @@ mod tests {
         let third = to_f32(1.0 / 3.0);
         let mut vector = vec![0.0; 64];
         (vector[0], vector[32], vector[33], vector[34]) = (third, 127.0, 0.25, f64::from(f32::MIN_POSITIVE));
-        let found = factor(&vector);
+        let found = factor(&vector, Draw::NEAREST);
         assert_eq!(found[0], to_bf16(third));
-        assert!((in_blocks(&vector)[0] - third).abs() < (found[0] - third).abs() / 100.0);
+        assert!((in_blocks(&vector, Draw::NEAREST)[0] - third).abs() < (found[0] - third).abs() / 100.0);
         assert_eq!(found[32..35], [127.0, 0.0, 0.0]);
-        let strange = factor(&[f64::NAN, third, f64::INFINITY]);
+        let strange = factor(&[f64::NAN, third, f64::INFINITY], Draw::NEAREST);
         assert!(strange[0].is_nan() && strange[1] == to_bf16(third) && strange[2] == f64::INFINITY);
     }
 
