@@ -1,7 +1,6 @@
 //! Models whose files contradict themselves.
 
 use moa_export::onnx::proto::{ModelProto, ValueInfoProto, tensor_shape_proto::dimension, type_proto};
-use prost::Message;
 
 use crate::{
     run::exported,
