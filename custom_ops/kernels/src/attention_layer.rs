@@ -23,7 +23,7 @@ use crate::{KernelError, attention_tiles, decode, few_tokens, many_tokens, pool,
 /// weights have too few tokens for these.
 const APART: [usize; 2] = [2 * ATTENDED_ROWS, 4 * KEYS_PER_TILE];
 
-/// How a layer is computed. Which shapes go which way tells `serves` of the module that a variant names.
+/// How a layer is computed. `serves` of the module that a variant names says which shapes it takes.
 enum Way {
     /// [`single_token`]: tasks of the run that routes wait for what they need.
     SingleToken,
@@ -35,7 +35,7 @@ enum Way {
 
 /// How queries attend where all threads share the stage.
 enum Attending {
-    /// [`decode`]: one token of a row to one key after another.
+    /// [`decode`]: each token goes through the keys one by one.
     ToKeys,
     /// [`Attention`] to panels of keys; on AMX tiles by these instructions where there are some, else in blocks of
     /// [`many_tokens`] where [`AttentionLayer::blocks_of_many`] finds enough.
