@@ -89,8 +89,14 @@ pub enum LatencyError {
         positions: usize,
     },
     /// Caches were to be updated in place, and nothing here can.
-    #[error("--in-place: no graph here has caches that a backend of this run updates in place")]
-    NotInPlace,
+    #[error(
+        "--in-place: no graph here has caches that a backend of this run updates in place{}",
+        .skipped.as_ref().map_or_else(String::new, |why| format!("; ort was skipped: {why}"))
+    )]
+    NotInPlace {
+        /// Why `ort` was skipped, where it was.
+        skipped: Option<String>,
+    },
     /// A graph has no operator of ours that could be cut out.
     #[error("{} has no MoA operator as a node", .model.display())]
     NoOperators {

@@ -117,7 +117,7 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
     let can_be_in_place = setup.backends.iter().any(|backend| backend.name() == names::ORT)
         && members.any(|member| !caches_in_place(&member.file).is_empty());
     if setup.in_place && !can_be_in_place {
-        return Err(LatencyError::NotInPlace);
+        return Err(LatencyError::NotInPlace { skipped: None });
     }
     receipt.before = Moment::read();
     let mut result = BenchResult {
@@ -142,6 +142,11 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
         }
         contest.check(&mut result)?;
         contests.push(contest);
+    }
+    let mut contestants = contests.iter().flat_map(|contest| &contest.contestants);
+    if setup.in_place && !contestants.any(|contestant| contestant.in_place) {
+        let skipped = result.skipped.iter().find(|skipped| skipped.subject.backend == names::ORT);
+        return Err(LatencyError::NotInPlace { skipped: skipped.map(|skipped| skipped.why.clone()) });
     }
     for contest in &mut contests {
         contest.time(&mut result)?;

@@ -440,7 +440,11 @@ impl From<LatencyError> for Failure {
             LatencyError::TooLarge { .. } => {
                 (Code::BenchUsage, Some("give smaller sizes to --batch, --seq, --past, --source or --dim"))
             }
-            LatencyError::NotInPlace => {
+            LatencyError::NotInPlace { skipped: Some(_) } => {
+                let help = "give --backends ort, which says how to mend that, or leave out --in-place";
+                (Code::BenchUsage, Some(help))
+            }
+            LatencyError::NotInPlace { skipped: None } => {
                 let help = "give a decoder of --form function or fused to the backend ort, or leave out --in-place";
                 (Code::BenchUsage, Some(help))
             }

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use std::process::Command;
+
 use super::{exported, list};
 use crate::scene::{Scene, json, require_runtime};
 
@@ -34,4 +36,18 @@ fn what_has_no_caches_to_update_in_place_is_refused() {
     let decoder = Scene::with_fixture("jetmoe/bf16");
     decoder.accepts("ck -o out");
     decoder.refuses("bench out --in-place --backends ort-function", 2, &parts);
+}
+
+/// A copy of the program has no operator library beside it.
+#[test]
+fn caches_of_a_backend_that_was_skipped_are_none() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    std::fs::copy(env!("CARGO_BIN_EXE_moa-export"), scene.path("program")).unwrap();
+    let line = "bench out --in-place --samples 4 --warm-up 0.05 --seq 1 --past 3";
+    let mut command = Command::new(scene.path("program"));
+    command.current_dir(scene.folder()).args(line.split_whitespace()).env_remove("MOA_ORT_LIBRARY");
+    let parts = ["MOA-E0229", "updates in place; ort was skipped: ", "operator library", "help: give --backends ort"];
+    scene.refuses_in(command, line, 2, &parts);
 }
