@@ -132,20 +132,20 @@ pub trait Runner {
         Ok(Box::new(move || self.run(inputs).map(|_| None)))
     }
 
-    /// Whether model and backend have caches that [`Self::bind_in_place`] updates in place.
-    fn has_caches_in_place(&self) -> bool {
-        false
-    }
-
     /// [`Self::bind`] with one buffer for past and present of each cache, which has room for `room` rows behind its
-    /// past; every call writes the same rows. As [`Self::bind`] where model or backend have no such caches.
+    /// past; every call writes the same rows. As [`Self::bind`] where model or backend have no such caches. Also gives
+    /// the number of caches that are bound so.
     ///
     /// # Errors
     ///
     /// As [`Self::run`].
-    fn bind_in_place<'a>(&'a mut self, inputs: &'a NamedTensors, room: usize) -> Result<Bound<'a>, BackendError> {
+    fn bind_in_place<'a>(
+        &'a mut self,
+        inputs: &'a NamedTensors,
+        room: usize,
+    ) -> Result<(Bound<'a>, usize), BackendError> {
         let _ = room;
-        self.bind(inputs)
+        Ok((self.bind(inputs)?, 0))
     }
 }
 

@@ -246,26 +246,27 @@ impl Runner for OrtRunner {
     }
 
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
-        self.bind_with(inputs, (&[], 0))
+        Ok(self.bind_with(inputs, (&[], 0))?.0)
     }
 
-    fn has_caches_in_place(&self) -> bool {
-        !self.caches.is_empty()
-    }
-
-    fn bind_in_place<'a>(&'a mut self, inputs: &'a NamedTensors, room: usize) -> Result<Bound<'a>, BackendError> {
+    fn bind_in_place<'a>(
+        &'a mut self,
+        inputs: &'a NamedTensors,
+        room: usize,
+    ) -> Result<(Bound<'a>, usize), BackendError> {
         let caches = self.caches.clone();
         self.bind_with(inputs, (&caches, room))
     }
 }
 
 impl OrtRunner {
-    /// Binds the inputs, and lets each of `caches` be one buffer with room for so many rows behind its past.
+    /// Binds the inputs, and lets each of `caches` be one buffer with room for so many rows behind its past. Also gives
+    /// the number of these.
     fn bind_with(
         &mut self,
         inputs: &NamedTensors,
         (caches, room): (&[[String; 2]], usize),
-    ) -> Result<Bound<'_>, BackendError> {
+    ) -> Result<(Bound<'_>, usize), BackendError> {
         self.signature.check(inputs)?;
         let Self { backend, session, .. } = self;
         let backend = *backend;
@@ -278,7 +279,8 @@ impl OrtRunner {
         let outputs: Vec<String> = names.filter(|name| kept.shared.iter().all(|(shared, _)| shared != name)).collect();
         let memory = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::CPUOutput);
         let memory = memory.map_err(binding)?;
-        Ok(Box::new(move || {
+        let shared = kept.shared.len();
+        let call = move || {
             let _bound_as_long_as_the_calls = &kept;
             guarded(backend, "run the model", || {
                 // Bound anew, so that every call makes its outputs as a caller's would.
@@ -287,7 +289,8 @@ impl OrtRunner {
                 }
                 session.run_binding(&bound).map(|_| None).map_err(failed("run the model"))
             })
-        }))
+        };
+        Ok((Box::new(call), shared))
     }
 }
 

@@ -133,16 +133,16 @@ impl<'a> Contest<'a> {
         let start = Instant::now();
         let mut runner = self.setup.backends[backend].load(&self.job.members[member].file)?;
         let load = nanoseconds(start.elapsed());
-        let mut first_calls = Vec::new();
+        let (mut first_calls, mut in_place) = (Vec::new(), false);
         for (inputs, point) in self.inputs.iter().zip(&self.job.points) {
-            let mut call = self.setup.bind(runner.as_mut(), &inputs[member], point)?;
+            let (mut call, shared) = self.setup.bind(runner.as_mut(), &inputs[member], point)?;
+            in_place |= shared > 0;
             let start = Instant::now();
             call()?;
             first_calls.push(nanoseconds(start.elapsed()));
         }
         let peak_memory = Moment::read().peak_memory.zip(before).map(|(peak, before)| peak.saturating_sub(before));
         let subject = self.subject(member, backend);
-        let in_place = self.setup.in_place && runner.has_caches_in_place();
         Ok(Contestant { subject, backend, member, in_place, first_calls, runner, load, peak_memory })
     }
 
@@ -330,7 +330,7 @@ impl<'a> Contest<'a> {
             let inputs = &self.inputs[point];
             let mut calls: Vec<TimedCall<'_, LatencyError>> = Vec::with_capacity(self.contestants.len());
             for Contestant { runner, member, .. } in &mut self.contestants {
-                let mut call = self.setup.bind(runner.as_mut(), &inputs[*member], &self.job.points[point])?;
+                let (mut call, _) = self.setup.bind(runner.as_mut(), &inputs[*member], &self.job.points[point])?;
                 calls.push(Box::new(move || {
                     let start = Instant::now();
                     let device = call()?;

@@ -176,15 +176,15 @@ impl Setup<'_> {
         }
     }
 
-    /// Calls of a contestant on `inputs`, with caches as they were asked for.
+    /// Calls of a contestant on `inputs`, with caches as they were asked for, and how many of these are in place.
     fn bind<'b>(
         &self,
         runner: &'b mut dyn Runner,
         inputs: &'b NamedTensors,
         point: &Sizes,
-    ) -> Result<Bound<'b>, BackendError> {
+    ) -> Result<(Bound<'b>, usize), BackendError> {
         let new = point.get(SEQUENCE).copied().unwrap_or(1);
-        if self.in_place { runner.bind_in_place(inputs, new + ROOM) } else { runner.bind(inputs) }
+        if self.in_place { runner.bind_in_place(inputs, new + ROOM) } else { Ok((runner.bind(inputs)?, 0)) }
     }
 
     fn jobs(&self) -> Result<Vec<Job>, LatencyError> {
