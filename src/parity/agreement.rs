@@ -52,9 +52,9 @@ pub struct Agreement {
     pub values: usize,
     /// Values out of tolerance.
     pub mismatches: usize,
-    /// Largest absolute difference; `None` where a value is NaN or infinite.
+    /// Difference of the value where it is the largest share of its tolerance; `None` where it is NaN or infinite.
     pub max_abs: Option<f64>,
-    /// Largest tolerance that was applied.
+    /// Tolerance of that value; the largest that was applied where nothing differs.
     pub tolerance: f64,
     /// Routed tokens, summed over modules.
     pub decisions: usize,
@@ -69,6 +69,12 @@ impl Agreement {
     /// Whether nothing is wrong.
     pub const fn passed(&self) -> bool {
         self.fault.is_none()
+    }
+
+    /// The worst difference as a share of its tolerance.
+    pub fn largest_share(&self) -> f64 {
+        let share = self.max_abs.unwrap_or(f64::INFINITY) / self.tolerance;
+        if share.is_nan() { 0.0 } else { share }
     }
 }
 
@@ -190,8 +196,9 @@ impl Agreement {
     fn add_outputs(&mut self, comparison: &Comparison) {
         self.values = comparison.values;
         self.mismatches = comparison.mismatches;
-        self.max_abs = Some(comparison.max_abs).filter(|largest| largest.is_finite());
-        self.tolerance = comparison.atol;
+        let worst = comparison.worst.as_ref();
+        self.max_abs = Some(worst.map_or(0.0, Difference::distance)).filter(|distance| distance.is_finite());
+        self.tolerance = worst.map_or(comparison.atol, |worst| worst.tolerance);
         let Some(Difference { place, index, found, expected, tolerance }) = &comparison.first else { return };
         self.fault.get_or_insert_with(|| match expected.is_finite() {
             false => {
@@ -313,6 +320,23 @@ mod tests {
         agreement.add_outputs(&comparison);
         let told = "y at [1] is NaN on what others are compared with, and so proves nothing";
         assert_eq!(agreement.fault.as_deref(), Some(told));
+    }
+
+    #[test]
+    fn the_difference_that_is_told_stands_beside_its_own_tolerance() {
+        let told = |a: f32, b: f32| {
+            let mut comparison = Comparison::default();
+            for (name, value, atol) in [("a", a, 1.0), ("b", b, 0.25)] {
+                comparison.add(name, &tensor(&[value]), &tensor(&[1.0]), Tolerance { atol, rtol: 0.0 });
+            }
+            let mut agreement = Agreement::default();
+            agreement.add_outputs(&comparison);
+            (agreement.max_abs, agreement.tolerance, agreement.largest_share())
+        };
+        assert_eq!(told(1.5, 1.1875), (Some(0.1875), 0.25, 0.75), "0.5 is more, and less of its tolerance");
+        assert_eq!(told(1.5, 1.0), (Some(0.5), 1.0, 0.5));
+        assert_eq!(told(1.0, 1.0), (Some(0.0), 1.0, 0.0));
+        assert_eq!(told(1.5, f32::NAN), (None, 0.25, f64::INFINITY));
     }
 
     #[test]

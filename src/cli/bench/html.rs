@@ -317,7 +317,7 @@ fn experts(report: &mut Report, loads: &[ExpertLoad]) {
 
 fn parity(report: &mut Report, result: &BenchResult) {
     let section = report.section("Parity");
-    let columns = ["who", "verdict", "largest difference", "tolerance"];
+    let columns = ["who", "verdict", "worst |diff|", "tolerance"];
     let mut table = Table::new([
         Column::text(columns[0]),
         Column::text(columns[1]),

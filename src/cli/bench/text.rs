@@ -317,22 +317,21 @@ fn parity(rows: &[ParityRow]) -> String {
             Verdict::Failed { fault } => {
                 format!("parity: {}: FAILED, {fault}", place(&row.subject, row.point.as_ref()))
             }
-            Verdict::Agrees { with, .. } => {
+            Verdict::Agrees { with, agreement } => {
                 let same = |other: &&ParityRow| {
                     (&other.subject.model, &other.subject.backend) == (&row.subject.model, &row.subject.backend)
                 };
-                let agreements = rows.iter().filter(same).filter_map(|row| match &row.verdict {
-                    Verdict::Agrees { agreement, .. } => Some(agreement),
-                    _ => None,
-                });
-                let (mut worst, mut tolerance, mut decisions) = (0.0f64, 0.0f64, 0);
-                for agreement in agreements {
-                    worst = worst.max(agreement.max_abs.unwrap_or(f64::INFINITY));
-                    tolerance = tolerance.max(agreement.tolerance);
+                let (mut worst, mut decisions) = (agreement, 0);
+                for row in rows.iter().filter(same) {
+                    let Verdict::Agrees { agreement, .. } = &row.verdict else { continue };
+                    if agreement.largest_share() > worst.largest_share() {
+                        worst = agreement;
+                    }
                     decisions += agreement.decisions;
                 }
+                let (distance, tolerance) = (worst.max_abs.unwrap_or(f64::INFINITY), worst.tolerance);
                 format!(
-                    "parity: {who}: agrees with {with}, max |diff| {worst:.1e} of {tolerance:.1e}, the same experts {decisions} times"
+                    "parity: {who}: agrees with {with}, worst |diff| {distance:.1e} of {tolerance:.1e}, the same experts {decisions} times"
                 )
             }
         };
@@ -346,7 +345,10 @@ fn parity(rows: &[ParityRow]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::{NodeTime, sample};
+    use crate::{
+        latency::{NodeTime, sample},
+        parity::Agreement,
+    };
 
     #[test]
     fn times_change_units() {
@@ -387,6 +389,21 @@ mod tests {
         result.rows[0].in_place = true;
         let expected = "\ncaches in place (past and present are one buffer): m.onnx on ort, decoder_model; all others";
         assert!(text(&result).contains(expected), "{}", text(&result));
+    }
+
+    #[test]
+    fn the_worst_of_all_points_stands_beside_its_own_tolerance() {
+        let mut result = sample();
+        let agreements = [(1e-3, 1e-2), (4e-5, 1e-4), (0.0, 1.0)];
+        result.parity = agreements
+            .map(|(distance, tolerance)| {
+                let agreement = Agreement { max_abs: Some(distance), tolerance, decisions: 3, ..Agreement::default() };
+                let verdict = Verdict::Agrees { with: "ort-function".into(), agreement };
+                ParityRow { subject: result.rows[0].subject.clone(), point: None, verdict }
+            })
+            .into();
+        let told = "parity: m.onnx on ort: agrees with ort-function, worst |diff| 4.0e-5 of 1.0e-4, the same experts 9 times\n";
+        assert_eq!(parity(&result.parity), told);
     }
 
     #[test]
