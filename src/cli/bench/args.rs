@@ -18,7 +18,8 @@ const NOTES: &str = "\
 What is timed: the runtime's own call, inputs bound before it, outputs left where the runtime puts them. Models and \
 backends of one point take turns (A B A B ...) in one process, and those on ONNX Runtime share its threads; a ratio is \
 the median of the turns' ratios to the first model on the first backend, with a 95 % interval between order statistics. \
-An interval is of the sessions of this run alone: copies of one model, loaded side by side, differ by up to 1 % beyond it. \
+An interval is of the sessions of this run alone: copies of one model, loaded side by side, differed by up to \
+0.5 % beyond it (18 pairs on one machine). \
 With TensorRT, inputs and outputs stay on the device, and a call ends when the GPU has finished; its engine is built for the sizes of all points and tuned for the largest.
 
 A turn is 1 to 5 timed calls, behind one that is not timed if others ran before.

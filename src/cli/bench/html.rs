@@ -41,9 +41,9 @@ pub(super) fn html(result: &BenchResult, changes: Result<Option<&Regression>, &s
     section.paragraph(
         "The runtime's own call, inputs bound before it. Contestants of a point take turns in one process; the time \
          beside the first is the median of the turns' ratios with a 95 % interval. It is of these sessions alone: \
-         copies of one model differ by up to 1 % beyond it. Plots show the median of the turns, each by the median \
-         of its calls; p50 and tokens/s are of all calls. A dash stands where too few samples lie beyond a \
-         percentile. Rows with CUDA events are the same calls between two events on the device.",
+         copies of one model differed by up to 0.5 % beyond it (18 pairs on one machine). Plots show the median of \
+         the turns, each by the median of its calls; p50 and tokens/s are of all calls. A dash stands where too few \
+         samples lie beyond a percentile. Rows with CUDA events are the same calls between two events on the device.",
     );
     let short = Short::of(result);
     if let Some(note) = in_place(&short.result) {
