@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     changes,
     short::Short,
-    text::{Names, duration, in_place, ratio, with_devices},
+    text::{Names, duration, in_pass, in_place, ratio, with_devices},
     words::clock,
 };
 use crate::{
@@ -14,8 +14,8 @@ use crate::{
         table::counted,
     },
     latency::{
-        BATCH, BenchResult, ExpertLoad, NodeTime, OperatorTimes, PAST, Receipt, Regression, Row, SEQUENCE, SOURCE,
-        Sizes, Verdict, layers, place, point_text,
+        BATCH, BenchResult, ExpertLoad, NodeTime, PAST, Receipt, Regression, Row, SEQUENCE, SOURCE, Sizes, Verdict,
+        layers, place, point_text,
     },
     report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Status, Table},
 };
@@ -62,7 +62,7 @@ pub(super) fn html(result: &BenchResult, changes: Result<Option<&Regression>, &s
         curves(&mut report, result, &part);
         distributions(&mut report, result, &part);
     }
-    operators(&mut report, &result.operators);
+    operators(&mut report, result);
     experts(&mut report, &result.experts);
     parity(&mut report, result);
     sessions(&mut report, result);
@@ -246,15 +246,17 @@ fn distributions(report: &mut Report, result: &BenchResult, part: &Place) {
 }
 
 /// Time by layer, its MoA modules and the rest of it set end to end.
-fn operators(report: &mut Report, all: &[OperatorTimes]) {
+fn operators(report: &mut Report, result: &BenchResult) {
+    let all = &result.operators;
     if all.is_empty() {
         return;
     }
     let section = report.section("Where the time goes");
-    section.paragraph(
-        "From a pass of its own in which the runtime recorded every node, which is slower; of each node the median over \
-         the calls. Nodes of bodies count for the layer that they were put into.",
-    );
+    section.paragraph(format!(
+        "From a pass of its own in which the runtime recorded every node, which is slower{}; of each node the median \
+         over the calls. Nodes of bodies count for the layer that they were put into.",
+        in_pass(result),
+    ));
     if all.iter().any(|times| !times.nodes.iter().any(|node| node.routed)) {
         section.paragraph("A graph without MoA operators does not tell which nodes are MoA: layers are shown whole.");
     }

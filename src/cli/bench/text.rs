@@ -22,7 +22,7 @@ pub(super) fn text(result: &BenchResult) -> String {
     text.extend(in_place(result).map(|note| note + "\n"));
     text.push_str(&format!("\n{}", sessions(result)));
     for operators in by_part(&result.operators) {
-        text.push_str(&format!("\n{}", places(&operators)));
+        text.push_str(&format!("\n{}", places(&operators, in_pass(result))));
     }
     text.push_str(&experts(&result.experts));
     text.push_str(&parity(&result.parity));
@@ -171,8 +171,13 @@ pub(super) fn in_place(result: &BenchResult) -> Option<String> {
     let who = |row: &Row| place(&row.subject, None);
     let own: BTreeSet<String> = result.rows.iter().filter(|row| row.in_place).map(who).collect();
     let own = own.into_iter().collect::<Vec<_>>().join("; ");
-    let note = || format!("caches in place (past and present are one buffer): {own}; all others make new outputs");
+    let note = || format!("Caches in place (past and present are one buffer): {own}. All others make new outputs.");
     result.receipt.options.in_place.then(note)
+}
+
+/// How caches are in the pass that records nodes, where they are in place in others.
+pub(super) fn in_pass(result: &BenchResult) -> &'static str {
+    if result.receipt.options.in_place { "; caches are not in place in it" } else { "" }
 }
 
 /// The rows, each with that of its device's times behind it.
@@ -209,7 +214,7 @@ fn by_part(operators: &[OperatorTimes]) -> Vec<Vec<&OperatorTimes>> {
 }
 
 /// Time by module, a column for each contestant.
-fn places(operators: &[&OperatorTimes]) -> String {
+fn places(operators: &[&OperatorTimes], in_pass: &str) -> String {
     let mut modules: Vec<&str> = Vec::new();
     let nodes = || operators.iter().flat_map(|times| &times.nodes);
     for layer in layers(nodes()) {
@@ -240,7 +245,7 @@ fn places(operators: &[&OperatorTimes]) -> String {
     let point = Some(point_text(&operators[0].point)).filter(|point| !point.is_empty());
     let call = point.map_or_else(|| "a call".to_owned(), |point| format!("a call of {point}"));
     let text = format!("{text}\n{}", by_operator(operators, &header));
-    format!("{text}{call}, in a pass of its own in which every node was recorded, which is slower\n")
+    format!("{text}{call}, in a pass of its own in which every node was recorded, which is slower{in_pass}\n")
 }
 
 /// The operators that take most time, a column for each contestant.
@@ -387,7 +392,7 @@ mod tests {
         assert_eq!(in_place(&result), None);
         result.receipt.options.in_place = true;
         result.rows[0].in_place = true;
-        let expected = "\ncaches in place (past and present are one buffer): m.onnx on ort, decoder_model; all others";
+        let expected = "\nCaches in place (past and present are one buffer): m.onnx on ort, decoder_model. All others";
         assert!(text(&result).contains(expected), "{}", text(&result));
     }
 

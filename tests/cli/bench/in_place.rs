@@ -13,7 +13,7 @@ fn what_can_updates_its_caches_in_place_and_every_output_says_so() {
     require_runtime();
     let scene = Scene::with_fixture("nmt");
     scene.accepts("ck -o out");
-    let line = "bench out --samples 4 --warm-up 0.05 --no-operators --seq 1,3 --past 0,7 --in-place";
+    let line = "bench out --samples 4 --warm-up 0.05 --seq 1,3 --past 0,7 --in-place";
     let result = json(&scene.accepts(&format!("{line} --json - --csv t.csv --report r.html")));
     assert_eq!(result["receipt"]["options"]["in_place"], true);
     for row in list(&result, "rows") {
@@ -21,11 +21,14 @@ fn what_can_updates_its_caches_in_place_and_every_output_says_so() {
         assert_eq!(row["in_place"], Value::Bool(part == "decoder_model" && backend == "ort"), "{row}");
     }
     let told =
-        "caches in place (past and present are one buffer): out on ort, decoder_model; all others make new outputs";
+        "Caches in place (past and present are one buffer): out on ort, decoder_model. All others make new outputs.";
+    let pass = "recorded, which is slower; caches are not in place in it\n";
     let page = String::from_utf8(scene.read("r.html")).unwrap();
     assert!(page.contains(told) && page.contains("updated in place where graph and backend can"), "{page}");
     assert!(String::from_utf8(scene.read("t.csv")).unwrap().contains(",true,agrees,"));
-    assert!(scene.accepts(line).contains(told));
+    assert!(page.contains("every node, which is slower; caches are not in place in it;"), "{page}");
+    let text = scene.accepts(line);
+    assert!(text.contains(told) && text.contains(pass), "{text}");
 }
 
 #[test]
