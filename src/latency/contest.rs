@@ -395,7 +395,8 @@ fn check_choice(module: &str, wanted: &[Vec<usize>], found: impl Fn(usize) -> Ve
     Ok(())
 }
 
-fn uses_operators(file: &OnnxFile) -> bool {
+/// Whether a graph has operators of ours.
+pub(super) fn uses_operators(file: &OnnxFile) -> bool {
     let mut nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
     nodes.any(|node| node.domain == moa_schema::DOMAIN)
 }

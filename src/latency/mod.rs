@@ -41,13 +41,13 @@ pub use statistics::{Estimate, Summary, Times, median};
 pub use steering::Choice;
 pub use subjects::{LeftOut, Model, left_out};
 
-use contest::Contest;
+use contest::{Contest, uses_operators};
 use shapes::{point_of, random_inputs};
 use subjects::{Job, common_parts, jobs};
 
 use crate::{
     backend::{Backend, BackendError, Bound, OrtOptions, Runner, caches_in_place, names},
-    onnx::read::READ_BY_ROUTERS,
+    onnx::{OnnxFile, read::READ_BY_ROUTERS},
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
 };
@@ -161,18 +161,37 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
     Ok(result)
 }
 
+/// Bytes of a graph's files.
+fn bytes_of(file: &OnnxFile) -> u64 {
+    file.files().iter().filter_map(|path| std::fs::metadata(path).ok()).map(|metadata| metadata.len()).sum()
+}
+
 impl Setup<'_> {
-    /// Lets each backend load and call the first graph that it takes, and drops it: what a runtime does once in a
-    /// process is then part of no contestant's figures. What fails here fails again where it is said. An engine of
-    /// TensorRT may take minutes, and is not built twice.
+    /// Lets each runtime load and call the smallest graph that it takes, with our operators if there is one, and drops
+    /// it: what a runtime does once in a process is then part of no contestant's figures. The library and the bodies
+    /// are computed in one ONNX Runtime. What fails here fails again where it is said. An engine of TensorRT may take
+    /// minutes, and is not built twice.
     fn start(&self, jobs: &[Job]) {
-        for backend in self.backends.iter().filter(|backend| backend.name() != names::TENSORRT) {
-            let graphs = jobs.iter().flat_map(|job| (0..job.members.len()).map(move |member| (job, member)));
-            graphs.into_iter().find_map(|(job, member)| {
+        let members = jobs.iter().flat_map(|job| (0..job.members.len()).map(move |member| (job, member)));
+        let mut graphs: Vec<(&Job, usize)> = members.collect();
+        graphs.sort_by_key(|(job, member)| {
+            let file = &job.members[*member].file;
+            (!uses_operators(file), bytes_of(file))
+        });
+        let is_started = |backend: &&Box<dyn Backend>| backend.name() != names::TENSORRT;
+        let mut backends: Vec<_> = self.backends.iter().filter(is_started).collect();
+        backends.sort_by_key(|backend| backend.name() == names::ORT_FUNCTION);
+        let mut has_ort = false;
+        for backend in backends {
+            if has_ort && backend.name() == names::ORT_FUNCTION {
+                continue;
+            }
+            let called = graphs.iter().find_map(|(job, member)| {
                 let inputs = self.inputs_of(job, 0, 0).ok()?;
-                let mut runner = backend.load(&job.members[member].file).ok()?;
-                runner.bind(&inputs[member]).ok()?().ok()
+                let mut runner = backend.load(&job.members[*member].file).ok()?;
+                runner.bind(&inputs[*member]).ok()?().ok()
             });
+            has_ort |= called.is_some() && backend.name() == names::ORT;
         }
     }
 

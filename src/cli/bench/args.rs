@@ -29,7 +29,7 @@ median. The column p50 and tokens/s are of all samples; --compare, as ratios do,
 the median of its calls. Percentiles need 10 samples beyond them: p90 from 100, p99 from 1,000, p99.9 from 10,000 samples; else there is a dash.
 
 Before the steady state: the load of a graph and its first call. What a runtime does once in a process, such as \
-starting its threads, is in neither: before anything is measured, every backend but tensorrt loads and calls one graph \
+starting its threads, is in neither: before anything is measured, every runtime but TensorRT loads and calls one graph \
 and drops it. The memory is what both added to the process at its peak, after free memory went back to the system; \
 between two copies of one model it differs by some hundred kB.
 

@@ -360,7 +360,7 @@ fn sessions(report: &mut Report, result: &BenchResult) {
     section.table(table);
     section.paragraph(
         "Memory: what loading and a first call at every point added to the resident memory of the process at its peak. \
-         What a runtime does once in a process is in none of these figures: before them, every backend but tensorrt \
+         What a runtime does once in a process is in none of these figures: before them, every runtime but TensorRT \
          loaded and called one graph. Between copies of one model the memory differs by some hundred kB.",
     );
 }
