@@ -143,7 +143,7 @@ fn has_several_models(result: &BenchResult) -> bool {
     result.rows.iter().any(|row| row.subject.model != result.rows[0].subject.model)
 }
 
-/// The unit of all pictures of a part, which its slowest row decides as in tables: its name, and its nanoseconds.
+/// The unit that the pictures of a part share, that of its slowest row: its name, and its nanoseconds.
 fn unit(result: &BenchResult, part: &Place) -> (&'static str, f64) {
     match rows(result, part).map(|row| row.turn_median.value).fold(0.0, f64::max) {
         0.0..999_950.0 => ("µs", 1e3),
