@@ -70,6 +70,10 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         vocabulary.check(&folder(&arguments.model), &profiler)?;
     }
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
+    let receipt = match page {
+        Some(_) => profile_report::receipt(arguments, std::slice::from_ref(&backend))?,
+        None => Vec::new(),
+    };
     let progress = progress::batches(batches.len());
     for (path, batch) in &batches {
         profiler.add(batch).map_err(|error| of_inputs(error, path))?;
@@ -80,10 +84,6 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     if profile.modules.iter().all(|module| module.tokens == 0) {
         return Err(Failure::malformed("every token of the inputs is padding", "check the attention masks"));
     }
-    let receipt = match page {
-        Some(_) => profile_report::receipt(arguments, std::slice::from_ref(&backend))?,
-        None => Vec::new(),
-    };
     let (backend, runs) = (backend.name(), batches.len());
     let profiled = Profiled { arguments, backend, runs, profile, receipt, vocabulary, dictionary };
     let printed = print_result(&match arguments.json {

@@ -4,13 +4,16 @@ use super::{
     Failure,
     profile::{Profiled, apart_from_scores, labels, sorted_loads},
     profile_args::ProfileArguments,
-    receipt::{fact, file_fact, instructions, libraries, packing, utc},
+    profile_inputs::folder,
+    receipt::{fact, file_fact, instructions, libraries, packing, threads, utc},
 };
 use crate::{
     backend::Backend,
+    files::name_of,
     latency::{LatencyError, Machine, Model, hash_file, now},
     profile::{ModuleProfile, Score},
     report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Table},
+    side_files,
 };
 
 /// Modules in one plot of curves.
@@ -39,19 +42,20 @@ pub(super) fn receipt(
     arguments: &ProfileArguments,
     backends: &[Box<dyn Backend>],
 ) -> Result<Vec<(String, String)>, Failure> {
-    let threads = arguments.threads.map_or_else(|| "as many as ONNX Runtime chooses".into(), |count| count.to_string());
-    let mut facts = vec![
-        ("Processor".to_owned(), Machine::processor().unwrap_or_else(|| "unknown".into())),
-        ("Threads".into(), threads),
-        ("Time".into(), utc(now())),
-    ];
+    let libraries = libraries(backends, arguments.library.as_deref());
+    let mut facts = vec![("Processor".to_owned(), Machine::processor().unwrap_or_else(|| "unknown".into()))];
+    facts.extend(threads(arguments.threads, &libraries));
+    facts.push(("Time".into(), utc(now())));
     facts.extend(instructions(backends).map(|level| ("Instructions, at most".to_owned(), level)));
     facts.extend(packing(backends).map(|way| ("Packing of bf16".to_owned(), way)));
-    facts.extend(libraries(backends, arguments.library.as_deref()).iter().map(fact));
+    facts.extend(libraries.iter().map(fact));
     facts.extend(Model::open(&arguments.model)?.files()?.iter().map(|file| (file.file.clone(), file_fact(file))));
-    for path in &arguments.inputs {
+    let beside = side_files::files_in(&folder(&arguments.model));
+    let beside = beside.iter().map(|path| (name_of(path), path));
+    let named = arguments.inputs.iter().chain(&arguments.dict).map(|path| (path.display().to_string(), path));
+    for (name, path) in beside.chain(named) {
         let (sha256, bytes) = hash_file(path).map_err(LatencyError::from)?;
-        facts.push((path.display().to_string(), format!("{bytes} bytes, sha256 {sha256}")));
+        facts.push((name, format!("{bytes} bytes, sha256 {sha256}")));
     }
     Ok(facts)
 }

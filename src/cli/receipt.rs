@@ -10,6 +10,8 @@ use crate::{
     latency::{Library, ModelFile, hash_file},
 };
 
+const ONNX_RUNTIME: &str = "ONNX Runtime";
+
 /// Those of `backends`, as far as they are there; `library` is the operator library where the user names one.
 pub(super) fn libraries(backends: &[Box<dyn Backend>], library: Option<&Path>) -> Vec<Library> {
     let mut libraries = Vec::new();
@@ -17,7 +19,7 @@ pub(super) fn libraries(backends: &[Box<dyn Backend>], library: Option<&Path>) -
     #[cfg(feature = "ort")]
     if named(names::ORT) || named(names::ORT_FUNCTION) {
         libraries.extend(backend::load_onnxruntime().ok().map(|runtime| Library {
-            name: "ONNX Runtime".into(),
+            name: ONNX_RUNTIME.into(),
             version: runtime.version().to_owned(),
             sha256: hash(runtime.path()),
         }));
@@ -38,6 +40,12 @@ pub(super) fn libraries(backends: &[Box<dyn Backend>], library: Option<&Path>) -
         libraries.push(Library { name: "tract".into(), version: backend::TRACT_VERSION.into(), sha256: None });
     }
     libraries
+}
+
+/// How many threads ONNX Runtime takes, where it is one of `libraries`.
+pub(super) fn threads(asked: Option<usize>, libraries: &[Library]) -> Option<(String, String)> {
+    let count = || asked.map_or_else(|| "as many as ONNX Runtime chooses".into(), |count| count.to_string());
+    libraries.iter().any(|library| library.name == ONNX_RUNTIME).then(|| ("Threads".to_owned(), count()))
 }
 
 /// The widest instructions that the environment lets the operator library use, where it is one of `backends`.

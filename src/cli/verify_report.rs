@@ -4,7 +4,7 @@ use moa_graphs::Precision;
 
 use super::{
     args::VerifyArguments,
-    receipt::{fact, file_fact, utc},
+    receipt::{fact, file_fact, threads, utc},
     verify::{Verdict, audit_line, details, left_out, origin, rounding_costs, skipped, tolerance, worst},
     verify_receipt::Receipt,
 };
@@ -53,13 +53,10 @@ pub(super) fn page(
 
 /// The receipt, as a list.
 fn facts(receipt: &Receipt) -> Vec<(String, String)> {
-    let threads = receipt.threads.map_or_else(|| "as many as ONNX Runtime chooses".into(), |count| count.to_string());
-    let mut facts = vec![
-        ("Processor".to_owned(), receipt.cpu.clone().unwrap_or_else(|| "unknown".into())),
-        ("Threads".into(), threads),
-        ("Seed of the inputs".into(), receipt.seed.to_string()),
-        ("Time".into(), utc(receipt.unix_time)),
-    ];
+    let mut facts = vec![("Processor".to_owned(), receipt.cpu.clone().unwrap_or_else(|| "unknown".into()))];
+    facts.extend(threads(receipt.threads, &receipt.runtimes));
+    facts.push(("Seed of the inputs".into(), receipt.seed.to_string()));
+    facts.push(("Time".into(), utc(receipt.unix_time)));
     facts.extend(receipt.instructions.iter().map(|level| ("Instructions, at most".to_owned(), level.clone())));
     facts.extend(receipt.packing.iter().map(|way| ("Packing of bf16".to_owned(), way.clone())));
     facts.extend(receipt.runtimes.iter().map(fact));

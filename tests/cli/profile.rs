@@ -138,6 +138,11 @@ fn pages_are_whole_files_that_need_no_other() {
         assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n") && page.contains(says), "{name}");
         assert!(!page.contains("<script") && !page.contains("http:") && !page.contains("https:"), "{name}");
     }
+    let page = String::from_utf8(scene.read("profile.html")).unwrap();
+    for file in ["dict.txt", "bpe.codes", "pairs.tsv"] {
+        assert!(page.contains(&format!("<dt>{file}</dt>")), "{file}");
+    }
+    assert!(page.contains("<dt>Threads</dt>"));
     let but_for_the_time = || {
         let page = String::from_utf8(scene.read("profile.html")).unwrap();
         let (before, after) = page.split_once("<dt>Time</dt><dd>").unwrap();
@@ -147,6 +152,23 @@ fn pages_are_whole_files_that_need_no_other() {
     scene.accepts("profile out --inputs pairs.tsv --report profile.html --force");
     assert!(but_for_the_time() == first, "the same inputs give the same page");
     scene.refuses("profile out --inputs pairs.tsv --report profile.html", 2, &["MOA-E0211", "profile.html exists"]);
+}
+
+/// Neither says how many threads a runtime takes that computes nothing.
+#[test]
+fn pages_of_tract_name_no_threads() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx --form standard");
+    scene.write("lines.ids", "4 5 6\n");
+    fs::copy(data("mlm/dict.txt"), scene.path("names.txt")).unwrap();
+    scene.accepts("profile m.onnx --inputs lines.ids --dict names.txt --backend tract --report profile.html");
+    scene.accepts("verify m.onnx --checkpoint ck --backends tract --report verify.html");
+    let [profile, verify] = ["profile.html", "verify.html"].map(|name| String::from_utf8(scene.read(name)).unwrap());
+    for page in [&profile, &verify] {
+        assert!(page.contains("<dt>Processor</dt>") && page.contains("<dt>tract</dt>"), "{page}");
+        assert!(!page.contains("Threads"), "{page}");
+    }
+    assert!(profile.contains("<dt>names.txt</dt>"), "{profile}");
 }
 
 #[test]
