@@ -2,7 +2,8 @@
 
 use crate::scene::{Scene, require_runtime};
 
-/// A graph alone knows no token that ends a text, and neither does a folder that lost its configurations.
+/// A graph alone knows no token that ends a text, and neither does an export whose checkpoint names one that the model
+/// does not have.
 #[test]
 fn a_folder_that_knows_no_end_is_told() {
     require_runtime();
@@ -10,9 +11,14 @@ fn a_folder_that_knows_no_end_is_told() {
     scene.accepts("ck -o one/model.onnx");
     scene.accepts("ck -o whole");
     let line = "--input 5 --token-ids --max-new 2";
-    let note = "note: no file of the folder says which token ends a text (`eos_token_id` of genai_config.json, else of \
-                generation_config.json or config.json): each has 2 more; exports to a folder have what the checkpoint has of these files\n";
-    assert_eq!(scene.moa(&format!("generate one {line}")).stderr, note);
+    let note = "note: no token ends a text by `eos_token_id` of genai_config.json, else of generation_config.json or \
+                config.json: each has 2 more; exports to a folder have what the checkpoint says, but for tokens that \
+                the model lacks\n";
+    scene.write("ck/generation_config.json", r#"{ "eos_token_id": 50000 }"#);
+    assert_eq!(scene.moa("ck -o endless").code, Some(0));
+    for endless in ["one", "endless"] {
+        assert_eq!(scene.moa(&format!("generate {endless} {line}")).stderr, note, "{endless}");
+    }
     for quiet in [format!("generate one {line} --ignore-eos"), format!("generate whole {line}")] {
         assert_eq!(scene.moa(&quiet).stderr, "", "{quiet}");
     }
