@@ -46,7 +46,7 @@ codes! {
     NoText = 328, "an input is not UTF-8 text";
     Content = 329, "a file given to a command holds something else than it reads";
     Plan = 330, "a plan or its lock is damaged, or belongs to another model";
-    TokenId = 332, "`generate`: a token id that the model does not have";
+    TokenId = 332, "`generate`, `profile`: a token id that the model does not have";
     BenchModel = 333, "`bench`: sizes that cannot be stored";
     CheckpointUnsupported = 402, "the checkpoint is of a format that is not read";
     OnnxUnsupported = 403, "the ONNX file is of a version or kind that is not read";

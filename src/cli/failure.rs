@@ -53,6 +53,11 @@ impl Failure {
         Self::new(Code::TooLong, message, Some(help))
     }
 
+    #[cfg(feature = "tokenizers")]
+    pub(super) fn token_id(message: String) -> Self {
+        Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
+    }
+
     pub(super) fn runtime(message: impl Into<String>, help: Option<String>) -> Self {
         Self { help, ..Self::new(Code::RuntimeMissing, message, None) }
     }

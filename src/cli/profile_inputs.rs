@@ -150,20 +150,27 @@ fn text_lines(
     match of_text(arguments, profiler, file.0, vocabulary)? {
         Vocabulary::Fairseq { config, tokenizer } => fairseq_lines(arguments, profiler, file, (config, tokenizer)),
         #[cfg(feature = "tokenizers")]
-        Vocabulary::Hub(tokenizer) => hub_lines(file, tokenizer),
+        Vocabulary::Hub(tokenizer) => hub_lines(profiler, file, tokenizer),
     }
 }
 
-/// Lines as a tokenizer splits them; without those that have no token.
+/// Lines as a tokenizer splits them; without those that have no token. The tokenizer may know more tokens than the
+/// model.
 #[cfg(feature = "tokenizers")]
-fn hub_lines((path, text): (&Path, &str), tokenizer: &HubTokenizer) -> Result<Vec<Line>, Failure> {
+fn hub_lines(profiler: &Profiler, (path, text): (&Path, &str), tokenizer: &HubTokenizer) -> Result<Vec<Line>, Failure> {
     note_of_contradiction(tokenizer, "profile");
+    let symbols = profiler.symbols().next().map_or(usize::MAX, |(_, symbols)| symbols);
+    let is_strange = |id: &&i64| !usize::try_from(**id).is_ok_and(|id| id < symbols);
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let ids = tokenizer.encode(line).map_err(|error| {
             let place = format!("{}, line {number}", path.display());
             Failure::from(error).of_file(Path::new(&place))
         })?;
+        if let Some(id) = ids.iter().find(is_strange) {
+            let place = format!("{}, line {number}", path.display());
+            return Err(Failure::token_id(format!("{place}: token {id} is none of the model's {symbols}")));
+        }
         lines.push((ids, Vec::new()));
     }
     lines.retain(|(ids, _)| !ids.is_empty());

@@ -264,6 +264,11 @@ fn the_text_of_a_language_model_goes_through_its_tokenizer() {
     assert!(symbols(&unnamed).iter().all(|(id, symbol)| symbol == id), "{unnamed}");
     let table = scene.accepts("profile out --inputs lines.txt --pmi --min-count 1");
     assert!(table.contains(" t50 (") || table.contains(" t60 ("), "{table}");
+    let larger = String::from_utf8(scene.read("out/tokenizer.json")).unwrap().replace("\"t52\":52", "\"t52\":128");
+    scene.write("out/tokenizer.json", larger);
+    scene.write("strange.txt", "t50\n\nt51 t52\n");
+    let says = "strange.txt, line 3: token 128 is none of the model's 128";
+    scene.refuses("profile out --inputs strange.txt", 3, &["MOA-E0332", says, "help: give ids of the tokenizer that"]);
 }
 
 /// Ids need no tokenizer that can be read; text does.

@@ -46,9 +46,7 @@ impl From<GenerateError> for Failure {
                 Some("`moa-export generate --help` lists the options and their defaults"),
             ),
             GenerateError::TooLong { .. } => Self::too_long(message, "split the line, or add --skip-long"),
-            GenerateError::TokenId { .. } => {
-                Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
-            }
+            GenerateError::TokenId { .. } => Self::token_id(message),
             GenerateError::LongPrompt { .. } => Self::too_long(message, "shorten the prompt"),
             GenerateError::NotFinite { .. } | GenerateError::NotFiniteBehind { .. } => {
                 Self::new(Code::NotFinite, message, Some("run `moa-export verify` on the folder"))
