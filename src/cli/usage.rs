@@ -3,9 +3,9 @@
 use std::{
     error::Error,
     ffi::{OsStr, OsString},
-    io::Write,
+    io::{self, Write},
     num::{IntErrorKind, ParseFloatError, ParseIntError},
-    path::Path,
+    path::{self, Path},
     process::ExitCode,
 };
 
@@ -80,9 +80,22 @@ fn named_command() -> String {
     typed.map(|name| format!(" {name}")).unwrap_or_default()
 }
 
+/// Whether nothing is there; what a closed folder hides may be.
+fn is_missing(path: &Path) -> bool {
+    match path.try_exists() {
+        Ok(exists) => !exists,
+        Err(error) => error.kind() != io::ErrorKind::PermissionDenied,
+    }
+}
+
+/// Whether a word has a separator of folders or an extension, as no command has.
+fn is_like_a_path(word: &str) -> bool {
+    word.contains(path::is_separator) || Path::new(word).extension().is_some()
+}
+
 /// What is wrong with the arguments; help and version go to stdout and are no error.
 pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
-    let typed = first_word().filter(|typed| !Path::new(typed).exists());
+    let typed = first_word().filter(|typed| is_missing(Path::new(typed)));
     if let (true, Some(command)) = (error.use_stderr(), typed.as_deref().and_then(meant)) {
         return Err(Failure::usage(
             format!("there is neither a command nor a checkpoint called {:?}", typed.unwrap_or_default()),
@@ -98,12 +111,14 @@ pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
             _ => Ok(ExitCode::from(if asked { 0 } else { Code::Usage.exit() })),
         };
     }
-    let is_checkpoint = |typed: &str| second_command(&error).is_some() || lacks_output(&error) && !is_command(typed);
-    if let Some(typed) = typed.filter(|typed| !typed.starts_with('-') && is_checkpoint(typed)) {
-        return Err(Failure::usage(
-            format!("there is neither a command nor a checkpoint called {typed:?}"),
-            "run `moa-export --help`, which lists the commands",
-        ));
+    let was_taken_for_checkpoint =
+        |typed: &str| second_command(&error).is_some() || lacks_output(&error) && !is_command(typed);
+    if let Some(typed) = typed.filter(|typed| !typed.starts_with('-') && was_taken_for_checkpoint(typed)) {
+        let help = match is_like_a_path(&typed) {
+            true => "check the path of the checkpoint",
+            false => "run `moa-export --help`, which lists the commands",
+        };
+        return Err(Failure::usage(format!("there is neither a command nor a checkpoint called {typed:?}"), help));
     }
     let command = named_command();
     let help = help_of_json(&error)

@@ -174,6 +174,11 @@ fn words_in_the_wrong_place_are_told_their_option() {
         ("convert ck out", "there is neither a command nor a checkpoint called \"convert\""),
         ("version", "there is neither a command nor a checkpoint called \"version\""),
         ("nowhere --dtype int8", "there is neither a command nor a checkpoint called \"nowhere\""),
+        ("version", "help: run `moa-export --help`, which lists the commands\n"),
+        ("./ck.pt", "there is neither a command nor a checkpoint called \"./ck.pt\""),
+        ("./ck.pt", "help: check the path of the checkpoint\n"),
+        ("nowhere.safetensors", "help: check the path of the checkpoint\n"),
+        ("nowhere/ck --dtype int8", "help: check the path of the checkpoint\n"),
         ("ck out", "'out' follows the checkpoint"),
     ] {
         scene.refuses(line, 2, &[part]);
