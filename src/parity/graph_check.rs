@@ -12,14 +12,15 @@ use serde::{Serialize, Serializer};
 use crate::{
     backend::{Backend, BackendError, BackendErrorKind, Runner},
     onnx::{OnnxFile, proto::tensor_proto::DataType},
-    reference::{Choices, ModuleChoices, ModuleRouting, Part, Reference, ReferenceError, Routing},
+    reference::{Choices, Evaluation, ModuleChoices, ModuleRouting, Part, Reference, ReferenceError, Routing},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
 };
 
 use super::{
     Watch,
     cases::is_large,
-    compare::{Comparison, Tolerance, ToleranceOptions, effect_of_rounding, largest},
+    compare::{Comparison, ToleranceOptions},
+    effects::Effects,
     instrument::expose_routing,
     rounding_cost::{RoundingCost, is_fresh},
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
@@ -144,9 +145,8 @@ pub(super) struct GraphCheck<'a> {
     doubtful: Vec<Doubtful>,
     /// Sums over all cases where kernels may round factors of products, by output.
     spreads: BTreeMap<String, Spread>,
-    /// What rounding does to each output, as a part of each of its [`scales`]: the most that any case showed. A case by
-    /// itself may be one number, whose roundings cancel by chance.
-    effects: BTreeMap<String, [f64; 2]>,
+    /// What rounding does to each output.
+    effects: Effects,
     pub(super) report: GraphReport,
 }
 
@@ -163,7 +163,7 @@ struct Doubtful {
 struct Case {
     inputs: NamedTensors,
     choices: Choices,
-    /// Outputs that were compared.
+    /// Outputs that were compared, and weights that the file has as outputs.
     expected: NamedTensors,
     /// Where positions end whose logits were compared, in place of the last one.
     ends: Option<Vec<usize>>,
@@ -199,7 +199,7 @@ impl<'a> GraphCheck<'a> {
             modules,
             doubtful: Vec::new(),
             spreads: BTreeMap::new(),
-            effects: BTreeMap::new(),
+            effects: Effects::of(truth.tolerance),
             half: file.inputs().into_iter().filter(|i| i.data_type == DataType::Float16).map(|i| i.name).collect(),
             report: GraphReport::of(file),
         })
@@ -274,7 +274,8 @@ impl<'a> GraphCheck<'a> {
             let [rounded, trained] = [self.truth.reference, trained].map(|of| of.run(self.part, inputs, None));
             cost.add(inputs, &rounded?, &trained?);
         }
-        self.keep(before, inputs, &routing.choices, (expected.outputs, None));
+        let expected = self.outputs_of(expected)?;
+        self.keep(before, inputs, &routing.choices, (expected, None));
         Ok(Run { outputs, routing })
     }
 
@@ -308,6 +309,15 @@ impl<'a> GraphCheck<'a> {
             self.compare(&format!("{case}: {name}"), (&name, None), &found, [Some(&expected), rounded.as_ref()])?;
         }
         Ok(())
+    }
+
+    /// What the file has as outputs of what was evaluated: weights too, where it has those.
+    fn outputs_of(&self, evaluation: Evaluation) -> Result<NamedTensors, TensorShapeError> {
+        let Evaluation { mut outputs, routing } = evaluation;
+        for (module, routing) in self.weighted.iter().filter_map(|module| routing.get_key_value(module)) {
+            outputs.insert(RoutingPart::Weights.name(module), routed_weights(&routing.choices, routing)?);
+        }
+        Ok(outputs)
     }
 
     /// Compares logits that were computed in pieces with those of one pass over all `inputs`; where the graph computes
@@ -362,9 +372,9 @@ impl<'a> GraphCheck<'a> {
         if let (Some(rounded), Some(_)) = (&rounded, self.truth.reference.products()) {
             self.spreads.entry(name.to_owned()).or_default().add(found, rounded, &expected);
         }
-        self.see_effect(name, &expected, rounded.as_deref());
+        self.effects.see(name, &expected, rounded.as_deref());
         let mut judged = self.report.outputs.clone();
-        judged.add(place, found, &expected, self.tolerance(name, &expected));
+        judged.add(place, found, &expected, self.effects.tolerance(name, &expected));
         if judged.mismatches == self.report.outputs.mismatches {
             self.report.outputs = judged;
             return Ok(());
@@ -381,22 +391,13 @@ impl<'a> GraphCheck<'a> {
         if cut { positions_before(tensor, ends) } else { Cow::Borrowed(tensor) }
     }
 
-    /// Takes note of what rounding did to an output.
-    fn see_effect(&mut self, name: &str, expected: &Tensor, rounded: Option<&Tensor>) {
-        let rounding = rounded.and_then(|rounded| effect_of_rounding(rounded, expected)).unwrap_or_default();
-        let effect = self.effects.entry(name.to_owned()).or_default();
-        for (effect, scale) in effect.iter_mut().zip(scales(expected)) {
-            *effect = effect.max(rounding / scale);
-        }
-    }
-
     /// Finds the effect of rounding anew for cases that are out of tolerance by less than [`FAR`] says: where few
     /// values are far larger than others, it differs widely between evaluations that round as often.
-    fn draw_again(&mut self, doubtful: &[Doubtful]) -> Result<(), ReferenceError> {
+    fn draw_again(&mut self, doubtful: &[Doubtful]) -> Result<(), CheckError> {
         let mut cases: Vec<Rc<Case>> = Vec::new();
         for Doubtful { place, name, found, expected, case } in doubtful {
             let mut judged = Comparison::default();
-            judged.add(place, found, expected, self.tolerance(name, expected));
+            judged.add(place, found, expected, self.effects.tolerance(name, expected));
             let wanted = !judged.passed() && judged.largest_share <= FAR;
             let Some(case) = case.as_ref().filter(|_| wanted) else { continue };
             if !cases.iter().any(|other| Rc::ptr_eq(case, other)) {
@@ -407,21 +408,15 @@ impl<'a> GraphCheck<'a> {
             for draw in 1..=DRAWS {
                 let Case { inputs, choices, expected, ends } = case.as_ref();
                 let rounded = self.truth.reference.run_rounded_again(self.part, inputs, Some(choices), draw)?;
+                let rounded = self.outputs_of(rounded)?;
                 for (name, expected) in expected {
                     let kept = |tensor| self.compared(name, tensor, ends.as_deref());
-                    let (expected, rounded) = (kept(expected), rounded.outputs.get(name).map(kept));
-                    self.see_effect(name, &expected, rounded.as_deref());
+                    let (expected, rounded) = (kept(expected), rounded.get(name).map(kept));
+                    self.effects.see(name, &expected, rounded.as_deref());
                 }
             }
         }
         Ok(())
-    }
-
-    fn tolerance(&self, name: &str, expected: &Tensor) -> Tolerance {
-        let effects = self.effects.get(name).copied().unwrap_or_default();
-        let rounding = effects.into_iter().zip(scales(expected)).map(|(effect, scale)| effect * scale);
-        let rounding = rounding.fold(f64::INFINITY, f64::min);
-        Tolerance::derive(self.truth.tolerance, largest(expected), rounding)
     }
 
     /// The outcome of all cases.
@@ -430,10 +425,10 @@ impl<'a> GraphCheck<'a> {
         if self.truth.tolerance.atol.is_none()
             && let Err(error) = self.draw_again(&doubtful)
         {
-            self.report.failure.get_or_insert_with(|| CheckError::from(error).to_string());
+            self.report.failure.get_or_insert_with(|| error.to_string());
         }
         for Doubtful { place, name, found, expected, .. } in doubtful {
-            self.report.outputs.add(&place, &found, &expected, self.tolerance(&name, &expected));
+            self.report.outputs.add(&place, &found, &expected, self.effects.tolerance(&name, &expected));
         }
         self.report.routing.finish();
         let excess = |(name, spread): (&String, &Spread)| Some(format!("{name}: {}", spread.excess()?));
@@ -466,14 +461,6 @@ fn first_rows(value: Tensor, filled: usize) -> Tensor {
     Tensor::new([batch, heads, filled, width], TensorData::F64(kept)).unwrap_or(value)
 }
 
-/// What the effect of rounding on an output is a part of; it is no more than that of either allows. The largest value
-/// holds small outputs to their own size, and 1 in place of a smaller one keeps a case whose values cancel from telling
-/// of others.
-fn scales(expected: &Tensor) -> [f64; 2] {
-    let largest = largest(expected);
-    [if largest > 0.0 { largest } else { 1.0 }, largest.max(1.0)]
-}
-
 /// The positions before `ends` of `[batch, positions, width]`, or the last one.
 fn positions_before<'a>(tensor: &'a Tensor, ends: Option<&[usize]>) -> Cow<'a, Tensor> {
     let [batch, positions, width] = *tensor.shape() else { return Cow::Borrowed(tensor) };
@@ -492,33 +479,50 @@ mod tests {
         SyntheticTensors,
         families::{self, Config, ImportOptions},
     };
-    use moa_schema::interface::{ATTENTION_MASK, OUTPUT, QUERY};
+    use moa_schema::interface::{ATTENTION_MASK, INPUT_IDS};
     use serde_json::json;
 
-    use super::*;
+    use super::{
+        super::compare::{Tolerance, effect_of_rounding, largest},
+        *,
+    };
 
     struct Idle;
 
     impl Watch for Idle {}
 
-    impl Runner for Idle {
+    /// Gives the same outputs whatever it is given.
+    struct Fixed(NamedTensors);
+
+    impl Runner for Fixed {
         fn run(&mut self, _: &NamedTensors) -> Result<NamedTensors, BackendError> {
-            Ok(NamedTensors::new())
+            Ok(self.0.clone())
         }
     }
 
-    /// A layer whose activations are bf16, so that rounding explains more than the least that is granted.
-    fn layer() -> Reference {
-        let config = json!({ "model_type": "moa_layer", "embed_dim": 16, "num_expert": 5, "top_k": 2, "head_dim": 8 });
+    /// A model whose activations are bf16, so that rounding explains more than the least that is granted.
+    fn model() -> Reference {
+        let config = json!({
+            "model_type": "moa_roberta", "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "encoder_layers": 2,
+            "encoder_attention_heads": 2, "num_expert": 5, "head_dim": 8, "encoder_normalize_before": false,
+            "encoder_learned_pos": true, "activation_fn": "gelu", "no_scale_embedding": true,
+            "layernorm_embedding": true, "max_source_positions": 8, "vocab_size": 20,
+        });
         let config = Config::new("config.json", config.as_object().unwrap().clone());
         let model = families::import(&config, &SyntheticTensors::random("memory", 3), ImportOptions::default());
         Reference::new(&model.unwrap()).unwrap().rounding_to(FloatType::Bf16)
     }
 
-    fn check(reference: &Reference, atol: Option<f64>) -> GraphCheck<'_> {
+    /// Of a file that has the weights of `modules` as outputs, on a backend that gives `outputs`.
+    fn check<'a>(
+        reference: &'a Reference,
+        atol: Option<f64>,
+        modules: &[String],
+        outputs: &NamedTensors,
+    ) -> GraphCheck<'a> {
         let report = GraphReport {
             graph: String::new(),
-            runs: 1,
+            runs: 0,
             routing: RoutingComparison::default(),
             outputs: Comparison::default(),
             altered: None,
@@ -532,67 +536,78 @@ mod tests {
             part: Part::Model,
             last_logits: false,
             truth: Truth { reference, trained: None, tolerance, watch: &Idle },
-            plain: Box::new(Idle),
-            routed: Box::new(Idle),
-            modules: Vec::new(),
-            weighted: Vec::new(),
+            plain: Box::new(Fixed(outputs.clone())),
+            routed: Box::new(Fixed(outputs.clone())),
+            modules: modules.to_vec(),
+            weighted: modules.to_vec(),
             half: BTreeSet::new(),
             doubtful: Vec::new(),
             spreads: BTreeMap::new(),
-            effects: BTreeMap::new(),
+            effects: Effects::of(tolerance),
             report,
         }
     }
 
-    /// One token; its values and what rounding does to its output depend on `seed`.
-    fn token(seed: usize) -> NamedTensors {
-        let values = (0..16).map(|index| (7.0 * (16 * seed + index) as f32).sin()).collect();
-        let query = Tensor::new([1, 1, 16], TensorData::F32(values)).unwrap();
-        let mask = Tensor::new([1, 1], TensorData::I64(vec![1])).unwrap();
-        [(QUERY.to_owned(), query), (ATTENTION_MASK.to_owned(), mask)].into()
+    /// Three tokens, which `seed` decides.
+    fn tokens(seed: usize) -> NamedTensors {
+        let ids = [seed, seed / 16, seed / 256].map(|digits| 4 + i64::try_from(digits % 16).unwrap());
+        let of = |values: [i64; 3]| Tensor::new([1, 3], TensorData::I64(values.to_vec())).unwrap();
+        [(INPUT_IDS.to_owned(), of(ids)), (ATTENTION_MASK.to_owned(), of([1; 3]))].into()
+    }
+
+    /// All that a graph gives whose routing is an output.
+    fn with_routing(Evaluation { outputs, routing }: &Evaluation) -> NamedTensors {
+        let mut all = outputs.clone();
+        for (module, ModuleRouting { choices, .. }) in routing {
+            let [indices, weights] =
+                [TensorData::I64(choices.indices.clone()), TensorData::F64(choices.weights.clone())];
+            for (part, data) in [(RoutingPart::Indices, indices), (RoutingPart::Weights, weights)] {
+                let tensor = Tensor::new([choices.batch, choices.tokens, choices.top_k], data);
+                all.insert(part.name(module), tensor.unwrap());
+            }
+        }
+        all
+    }
+
+    fn assert_explained_by_other_roundings(reference: &Reference, name: &str, modules: &[String]) {
+        let evaluated = |seed: usize| {
+            let inputs = tokens(seed);
+            let expected = reference.run(Part::Model, &inputs, None).unwrap();
+            let choices = expected.choices();
+            let effects = [0, 1, 2].map(|draw| {
+                let rounded = reference.run_rounded_again(Part::Model, &inputs, Some(&choices), draw).unwrap();
+                effect_of_rounding(&with_routing(&rounded)[name], &with_routing(&expected)[name]).unwrap()
+            });
+            (inputs, with_routing(&expected), effects)
+        };
+        let cases = (0..1000).map(evaluated);
+        let case = cases.into_iter().find(|(.., effects)| effects[1].max(effects[2]) > 1.5 * effects[0]);
+        let (inputs, expected, [effect, ..]) = case.unwrap();
+        let passes = |share: f64, is_kept: bool, atol: Option<f64>| {
+            let mut outputs = expected.clone();
+            let mut values = expected[name].to_f64();
+            values[1] += share * Tolerance::derive(ToleranceOptions::default(), largest(&expected[name]), effect).atol;
+            outputs.insert(name.to_owned(), Tensor::new(expected[name].shape(), TensorData::F64(values)).unwrap());
+            let mut check = check(reference, atol, modules, &outputs);
+            check.check("a case", &inputs).unwrap();
+            if !is_kept {
+                check.doubtful.iter_mut().for_each(|doubtful| doubtful.case = None);
+            }
+            check.finish().outputs.passed()
+        };
+        assert!(passes(0.9, false, None) && passes(1.4, true, None), "{name}");
+        assert!(!passes(1.4, false, None), "{name}: one evaluation does not explain it");
+        assert!(!passes(4.5, true, None), "{name}: too far for any");
+        assert!(!passes(1.4, true, Some(8.0 * effect)), "{name}: what the user said stands");
     }
 
     #[test]
     fn rounding_that_one_evaluation_does_not_show_is_looked_for_again() {
-        let reference = layer();
-        let evaluated = |seed: usize| {
-            let inputs = token(seed);
-            let expected = reference.run(Part::Model, &inputs, None).unwrap();
-            let choices = expected.choices();
-            let rounded = [0, 1, 2]
-                .map(|draw| reference.run_rounded_again(Part::Model, &inputs, Some(&choices), draw).unwrap().outputs);
-            let effect = |of: &NamedTensors| effect_of_rounding(&of[OUTPUT], &expected.outputs[OUTPUT]).unwrap();
-            let effects = rounded.each_ref().map(effect);
-            let [rounded, ..] = rounded;
-            (inputs, choices, expected.outputs, rounded, effects)
-        };
-        let cases = (0..1000).map(evaluated);
-        let case = cases.into_iter().find(|(.., effects)| effects[1].max(effects[2]) > 1.5 * effects[0]);
-        let (inputs, choices, expected, rounded, [effect, ..]) = case.unwrap();
-        let passes = |share: f64, is_kept: bool, atol: Option<f64>| {
-            let mut check = check(&reference, atol);
-            let mut values = expected[OUTPUT].to_f64();
-            values[3] += share * Tolerance::derive(ToleranceOptions::default(), 0.0, effect).atol;
-            let found = Tensor::new(expected[OUTPUT].shape(), TensorData::F64(values)).unwrap();
-            check.compare_outputs("a case", &[(OUTPUT.to_owned(), found)].into(), [&expected, &rounded]).unwrap();
-            if is_kept {
-                check.keep(0, &inputs, &choices, (expected.clone(), None));
-            }
-            check.finish().outputs.passed()
-        };
-        assert!(passes(0.9, false, None) && passes(1.4, true, None));
-        assert!(!passes(1.4, false, None), "one evaluation does not explain it");
-        assert!(!passes(4.5, true, None), "too far for any");
-        assert!(!passes(1.4, true, Some(8.0 * effect)), "what the user said stands");
-    }
-
-    #[test]
-    fn small_outputs_are_held_to_their_own_size() {
-        let scales = |values: &[f32]| scales(&Tensor::new([values.len()], TensorData::F32(values.to_vec())).unwrap());
-        assert_eq!(scales(&[0.25, -0.5]), [0.5, 1.0]);
-        assert_eq!(scales(&[0.25, -4.0]), [4.0; 2]);
-        assert_eq!(scales(&[0.0, 0.0]), [1.0; 2]);
-        assert_eq!(scales(&[]), [1.0; 2]);
+        let reference = model();
+        let routing = reference.run(Part::Model, &tokens(0), None).unwrap().routing;
+        let modules: Vec<_> = routing.into_keys().collect();
+        assert_explained_by_other_roundings(&reference, LOGITS, &modules);
+        assert_explained_by_other_roundings(&reference, &RoutingPart::Weights.name(&modules[1]), &modules);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 mod agreement;
 mod cases;
 mod compare;
+mod effects;
 mod error;
 mod files;
 mod graph_check;
