@@ -178,8 +178,8 @@ impl Setup<'_> {
             let file = &job.members[*member].file;
             (!uses_operators(file), bytes_of(file))
         });
-        let is_started = |backend: &&Box<dyn Backend>| backend.name() != names::TENSORRT;
-        let mut backends: Vec<_> = self.backends.iter().filter(is_started).collect();
+        let all = self.backends.iter().map(Box::as_ref);
+        let mut backends: Vec<&dyn Backend> = all.filter(|backend| backend.name() != names::TENSORRT).collect();
         backends.sort_by_key(|backend| backend.name() == names::ORT_FUNCTION);
         let mut has_ort = false;
         for backend in backends {

@@ -482,10 +482,8 @@ mod tests {
     use moa_schema::interface::{ATTENTION_MASK, INPUT_IDS};
     use serde_json::json;
 
-    use super::{
-        super::compare::{Tolerance, effect_of_rounding, largest},
-        *,
-    };
+    use super::*;
+    use crate::parity::compare::{Tolerance, effect_of_rounding, largest};
 
     struct Idle;
 
