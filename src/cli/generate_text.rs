@@ -108,8 +108,8 @@ fn note_settings(generator: &TextGenerator, arguments: &TextArguments) {
     let is_drawn = temperature > 0.0;
     if !generator.has_end() && !ignore_eos {
         note(&format!(
-            "no token ends a text by `eos_token_id` of {GENAI_CONFIG}, else of {GENERATION_CONFIG} or {CONFIG}: each has \
-             {max_new} more; exports to a folder have what the checkpoint says, but for tokens that the model lacks"
+            "no token ends a text by `eos_token_id` of {GENAI_CONFIG}, else of {GENERATION_CONFIG} or {CONFIG}: each \
+             has {max_new} more; exports to a folder have what the checkpoint says, but for tokens that the model lacks"
         ));
     }
     let GenerationSettings { file, keys } = generator.settings();
