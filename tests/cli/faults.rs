@@ -231,6 +231,19 @@ fn folders_that_cannot_be_entered_are_said_to_be_closed() {
     }
 }
 
+/// What a closed folder hides may be there.
+#[test]
+fn a_checkpoint_that_cannot_be_seen_is_not_said_to_be_missing() {
+    let scene = Scene::with(&Model::layer());
+    fs::create_dir(scene.path("closed")).unwrap();
+    fs::set_permissions(scene.path("closed"), Permissions::from_mode(0o000)).unwrap();
+    let outcome = without_privileges(&scene, "closed/ck");
+    fs::set_permissions(scene.path("closed"), Permissions::from_mode(0o755)).unwrap();
+    if let Some(outcome) = outcome {
+        outcome.assert_refused("closed/ck", 2, &["--output <OUT>", "help: say where the result goes: -o OUT"]);
+    }
+}
+
 /// Hours of timing must not end with a file that cannot be written.
 #[test]
 fn folders_that_take_no_file_are_known_before() {
