@@ -1,10 +1,6 @@
 //! One graph on one backend, case by case beside the reference.
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
-    rc::Rc,
-};
+use std::{borrow::Cow, collections::BTreeSet};
 
 use moa_schema::{FloatType, RoutingPart, interface::LOGITS};
 use serde::{Serialize, Serializer};
@@ -20,11 +16,10 @@ use super::{
     Watch,
     cases::is_large,
     compare::{Comparison, ToleranceOptions},
-    effects::Effects,
     instrument::expose_routing,
+    judge::{Case, Judge, Output},
     rounding_cost::{RoundingCost, is_fresh},
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},
-    spread::Spread,
 };
 
 /// Rows that a cache has beyond those that are filled, where it is updated in place.
@@ -67,9 +62,9 @@ fn if_compared<S: Serializer>(outputs: &Comparison, serializer: S) -> Result<S::
 
 impl GraphReport {
     /// Nothing was run yet.
-    pub(super) fn of(file: &OnnxFile) -> Self {
+    pub(super) fn of(graph: String) -> Self {
         Self {
-            graph: file.name(),
+            graph,
             runs: 0,
             routing: RoutingComparison::default(),
             outputs: Comparison::default(),
@@ -141,42 +136,12 @@ pub(super) struct GraphCheck<'a> {
     weighted: Vec<String>,
     /// Inputs that the graph takes as f16.
     half: BTreeSet<String>,
-    /// What is out of tolerance by the effects that were seen so far.
-    doubtful: Vec<Doubtful>,
-    /// Sums over all cases where kernels may round factors of products, by output.
-    spreads: BTreeMap<String, Spread>,
-    /// What rounding does to each output.
-    effects: Effects,
+    judge: Judge,
     pub(super) report: GraphReport,
-}
-
-/// An output beside its reference, to be judged when all cases are seen.
-struct Doubtful {
-    place: String,
-    name: String,
-    found: Tensor,
-    expected: Tensor,
-    case: Option<Rc<Case>>,
-}
-
-/// What a case is evaluated with once more.
-struct Case {
-    inputs: NamedTensors,
-    choices: Choices,
-    /// Outputs that were compared, and weights that the file has as outputs.
-    expected: NamedTensors,
-    /// Where positions end whose logits were compared, in place of the last one.
-    ends: Option<Vec<usize>>,
 }
 
 /// Evaluations by which the effect of rounding is found anew where values are out of tolerance.
 const DRAWS: u8 = 2;
-
-/// Times the tolerance beyond which no other roundings of the reference are what a value wants.
-const FAR: f64 = 4.0;
-
-/// Cases that are evaluated anew.
-const CASES_AGAIN: usize = 4;
 
 impl<'a> GraphCheck<'a> {
     pub(super) fn load(
@@ -197,11 +162,9 @@ impl<'a> GraphCheck<'a> {
             plain: backend.load(file)?,
             routed: backend.load(&file.with_model(model)?)?,
             modules,
-            doubtful: Vec::new(),
-            spreads: BTreeMap::new(),
-            effects: Effects::of(truth.tolerance),
+            judge: Judge::new(truth.tolerance),
             half: file.inputs().into_iter().filter(|i| i.data_type == DataType::Float16).map(|i| i.name).collect(),
-            report: GraphReport::of(file),
+            report: GraphReport::of(file.name()),
         })
     }
 
@@ -245,7 +208,7 @@ impl<'a> GraphCheck<'a> {
 
     fn check_as(&mut self, case: &str, inputs: &NamedTensors, filled: Option<usize>) -> Result<Run, CheckError> {
         let inputs = &self.as_taken(inputs);
-        let before = self.doubtful.len();
+        let before = self.judge.doubts();
         let outputs = self.run(inputs)?;
         let routed = self.routed.run(inputs)?;
         let routing = backend_routing(&routed, &self.modules).map_err(CheckError::Routing)?;
@@ -275,7 +238,8 @@ impl<'a> GraphCheck<'a> {
             cost.add(inputs, &rounded?, &trained?);
         }
         let expected = self.outputs_of(expected)?;
-        self.keep(before, inputs, &routing.choices, (expected, None));
+        let case = || Case { inputs: inputs.clone(), choices: routing.choices.clone(), expected, ends: None };
+        self.judge.keep(before, case);
         Ok(Run { outputs, routing })
     }
 
@@ -332,25 +296,12 @@ impl<'a> GraphCheck<'a> {
         let expected = self.truth.reference.run(self.part, inputs, Some(replay))?;
         let rounded = self.truth.reference.run_rounded(self.part, inputs, Some(replay))?;
         let both = [expected.outputs.get(LOGITS), rounded.outputs.get(LOGITS)];
-        let before = self.doubtful.len();
+        let before = self.judge.doubts();
         self.compare(case, (LOGITS, Some(ends)), found, both)?;
-        let logits = expected.outputs.into_iter().filter(|(name, _)| name == LOGITS).collect();
-        self.keep(before, inputs, replay, (logits, Some(ends.to_vec())));
+        let expected = expected.outputs.into_iter().filter(|(name, _)| name == LOGITS).collect();
+        let case = || Case { inputs: inputs.clone(), choices: replay.clone(), expected, ends: Some(ends.to_vec()) };
+        self.judge.keep(before, case);
         Ok(())
-    }
-
-    /// Keeps what a case was, if outputs of it, those from `before` on, are doubtful.
-    fn keep(
-        &mut self,
-        before: usize,
-        inputs: &NamedTensors,
-        choices: &Choices,
-        (expected, ends): (NamedTensors, Option<Vec<usize>>),
-    ) {
-        if self.doubtful.len() > before {
-            let case = Rc::new(Case { inputs: inputs.clone(), choices: choices.clone(), expected, ends });
-            self.doubtful[before..].iter_mut().for_each(|doubtful| doubtful.case = Some(Rc::clone(&case)));
-        }
     }
 
     /// Where the graph computes the last logits only, those of the positions before `ends` are compared, or of the last
@@ -369,19 +320,8 @@ impl<'a> GraphCheck<'a> {
             let (found, expected) = (found.shape().to_vec(), expected.shape().to_vec());
             return Err(CheckError::Shape { name: name.into(), found, expected });
         }
-        if let (Some(rounded), Some(_)) = (&rounded, self.truth.reference.products()) {
-            self.spreads.entry(name.to_owned()).or_default().add(found, rounded, &expected);
-        }
-        self.effects.see(name, &expected, rounded.as_deref());
-        let mut judged = self.report.outputs.clone();
-        judged.add(place, found, &expected, self.effects.tolerance(name, &expected));
-        if judged.mismatches == self.report.outputs.mismatches {
-            self.report.outputs = judged;
-            return Ok(());
-        }
-        let (place, name) = (place.to_owned(), name.to_owned());
-        let (found, expected) = (found.clone(), expected.into_owned());
-        self.doubtful.push(Doubtful { place, name, found, expected, case: None });
+        let output = Output { place, name, found, expected: &expected, rounded: rounded.as_deref() };
+        self.judge.compare(&output, self.truth.reference.products().is_some());
         Ok(())
     }
 
@@ -391,28 +331,17 @@ impl<'a> GraphCheck<'a> {
         if cut { positions_before(tensor, ends) } else { Cow::Borrowed(tensor) }
     }
 
-    /// Finds the effect of rounding anew for cases that are out of tolerance by less than [`FAR`] says: where few
-    /// values are far larger than others, it differs widely between evaluations that round as often.
-    fn draw_again(&mut self, doubtful: &[Doubtful]) -> Result<(), CheckError> {
-        let mut cases: Vec<Rc<Case>> = Vec::new();
-        for Doubtful { place, name, found, expected, case } in doubtful {
-            let mut judged = Comparison::default();
-            judged.add(place, found, expected, self.effects.tolerance(name, expected));
-            let wanted = !judged.passed() && judged.largest_share <= FAR;
-            let Some(case) = case.as_ref().filter(|_| wanted) else { continue };
-            if !cases.iter().any(|other| Rc::ptr_eq(case, other)) {
-                cases.push(Rc::clone(case));
-            }
-        }
-        for case in cases.iter().take(CASES_AGAIN) {
+    /// Looks for the effect of rounding anew in cases that are nearly within it.
+    fn draw_again(&mut self) -> Result<(), CheckError> {
+        for case in self.judge.near_misses() {
+            let Case { inputs, choices, expected, ends } = case.as_ref();
             for draw in 1..=DRAWS {
-                let Case { inputs, choices, expected, ends } = case.as_ref();
                 let rounded = self.truth.reference.run_rounded_again(self.part, inputs, Some(choices), draw)?;
                 let rounded = self.outputs_of(rounded)?;
                 for (name, expected) in expected {
                     let kept = |tensor| self.compared(name, tensor, ends.as_deref());
                     let (expected, rounded) = (kept(expected), rounded.get(name).map(kept));
-                    self.effects.see(name, &expected, rounded.as_deref());
+                    self.judge.see(name, &expected, rounded.as_deref());
                 }
             }
         }
@@ -421,18 +350,13 @@ impl<'a> GraphCheck<'a> {
 
     /// The outcome of all cases.
     pub(super) fn finish(mut self) -> GraphReport {
-        let doubtful = std::mem::take(&mut self.doubtful);
         if self.truth.tolerance.atol.is_none()
-            && let Err(error) = self.draw_again(&doubtful)
+            && let Err(error) = self.draw_again()
         {
             self.report.failure.get_or_insert_with(|| error.to_string());
         }
-        for Doubtful { place, name, found, expected, .. } in doubtful {
-            self.report.outputs.add(&place, &found, &expected, self.effects.tolerance(&name, &expected));
-        }
         self.report.routing.finish();
-        let excess = |(name, spread): (&String, &Spread)| Some(format!("{name}: {}", spread.excess()?));
-        self.report.excess = self.spreads.iter().find_map(excess);
+        (self.report.outputs, self.report.excess) = self.judge.finish();
         self.report
     }
 }
@@ -474,146 +398,5 @@ fn positions_before<'a>(tensor: &'a Tensor, ends: Option<&[usize]>) -> Cow<'a, T
 }
 
 #[cfg(test)]
-mod tests {
-    use moa_graphs::{
-        SyntheticTensors,
-        families::{self, Config, ImportOptions},
-    };
-    use moa_schema::interface::{ATTENTION_MASK, INPUT_IDS};
-    use serde_json::json;
-
-    use super::*;
-    use crate::parity::compare::{Tolerance, effect_of_rounding, largest};
-
-    struct Idle;
-
-    impl Watch for Idle {}
-
-    /// Gives the same outputs whatever it is given.
-    struct Fixed(NamedTensors);
-
-    impl Runner for Fixed {
-        fn run(&mut self, _: &NamedTensors) -> Result<NamedTensors, BackendError> {
-            Ok(self.0.clone())
-        }
-    }
-
-    /// A model whose activations are bf16, so that rounding explains more than the least that is granted.
-    fn model() -> Reference {
-        let config = json!({
-            "model_type": "moa_roberta", "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "encoder_layers": 2,
-            "encoder_attention_heads": 2, "num_expert": 5, "head_dim": 8, "encoder_normalize_before": false,
-            "encoder_learned_pos": true, "activation_fn": "gelu", "no_scale_embedding": true,
-            "layernorm_embedding": true, "max_source_positions": 8, "vocab_size": 20,
-        });
-        let config = Config::new("config.json", config.as_object().unwrap().clone());
-        let model = families::import(&config, &SyntheticTensors::random("memory", 3), ImportOptions::default());
-        Reference::new(&model.unwrap()).unwrap().rounding_to(FloatType::Bf16)
-    }
-
-    /// Of a file that has the weights of `modules` as outputs, on a backend that gives `outputs`.
-    fn check<'a>(
-        reference: &'a Reference,
-        atol: Option<f64>,
-        modules: &[String],
-        outputs: &NamedTensors,
-    ) -> GraphCheck<'a> {
-        let report = GraphReport {
-            graph: String::new(),
-            runs: 0,
-            routing: RoutingComparison::default(),
-            outputs: Comparison::default(),
-            altered: None,
-            left_out: None,
-            rounding_cost: None,
-            excess: None,
-            failure: None,
-        };
-        let tolerance = ToleranceOptions { atol, rtol: None };
-        GraphCheck {
-            part: Part::Model,
-            last_logits: false,
-            truth: Truth { reference, trained: None, tolerance, watch: &Idle },
-            plain: Box::new(Fixed(outputs.clone())),
-            routed: Box::new(Fixed(outputs.clone())),
-            modules: modules.to_vec(),
-            weighted: modules.to_vec(),
-            half: BTreeSet::new(),
-            doubtful: Vec::new(),
-            spreads: BTreeMap::new(),
-            effects: Effects::of(tolerance),
-            report,
-        }
-    }
-
-    /// Three tokens, which `seed` decides.
-    fn tokens(seed: usize) -> NamedTensors {
-        let ids = [seed, seed / 16, seed / 256].map(|digits| 4 + i64::try_from(digits % 16).unwrap());
-        let of = |values: [i64; 3]| Tensor::new([1, 3], TensorData::I64(values.to_vec())).unwrap();
-        [(INPUT_IDS.to_owned(), of(ids)), (ATTENTION_MASK.to_owned(), of([1; 3]))].into()
-    }
-
-    /// All that a graph gives whose routing is an output.
-    fn with_routing(Evaluation { outputs, routing }: &Evaluation) -> NamedTensors {
-        let mut all = outputs.clone();
-        for (module, ModuleRouting { choices, .. }) in routing {
-            let [indices, weights] =
-                [TensorData::I64(choices.indices.clone()), TensorData::F64(choices.weights.clone())];
-            for (part, data) in [(RoutingPart::Indices, indices), (RoutingPart::Weights, weights)] {
-                let tensor = Tensor::new([choices.batch, choices.tokens, choices.top_k], data);
-                all.insert(part.name(module), tensor.unwrap());
-            }
-        }
-        all
-    }
-
-    fn assert_explained_by_other_roundings(reference: &Reference, name: &str, modules: &[String]) {
-        let evaluated = |seed: usize| {
-            let inputs = tokens(seed);
-            let expected = reference.run(Part::Model, &inputs, None).unwrap();
-            let choices = expected.choices();
-            let effects = [0, 1, 2].map(|draw| {
-                let rounded = reference.run_rounded_again(Part::Model, &inputs, Some(&choices), draw).unwrap();
-                effect_of_rounding(&with_routing(&rounded)[name], &with_routing(&expected)[name]).unwrap()
-            });
-            (inputs, with_routing(&expected), effects)
-        };
-        let cases = (0..1000).map(evaluated);
-        let case = cases.into_iter().find(|(.., effects)| effects[1].max(effects[2]) > 1.5 * effects[0]);
-        let (inputs, expected, [effect, ..]) = case.unwrap();
-        let passes = |share: f64, is_kept: bool, atol: Option<f64>| {
-            let mut outputs = expected.clone();
-            let mut values = expected[name].to_f64();
-            values[1] += share * Tolerance::derive(ToleranceOptions::default(), largest(&expected[name]), effect).atol;
-            outputs.insert(name.to_owned(), Tensor::new(expected[name].shape(), TensorData::F64(values)).unwrap());
-            let mut check = check(reference, atol, modules, &outputs);
-            check.check("a case", &inputs).unwrap();
-            if !is_kept {
-                check.doubtful.iter_mut().for_each(|doubtful| doubtful.case = None);
-            }
-            check.finish().outputs.passed()
-        };
-        assert!(passes(0.9, false, None) && passes(1.4, true, None), "{name}");
-        assert!(!passes(1.4, false, None), "{name}: one evaluation does not explain it");
-        assert!(!passes(4.5, true, None), "{name}: too far for any");
-        assert!(!passes(1.4, true, Some(8.0 * effect)), "{name}: what the user said stands");
-    }
-
-    #[test]
-    fn rounding_that_one_evaluation_does_not_show_is_looked_for_again() {
-        let reference = model();
-        let routing = reference.run(Part::Model, &tokens(0), None).unwrap().routing;
-        let modules: Vec<_> = routing.into_keys().collect();
-        assert_explained_by_other_roundings(&reference, LOGITS, &modules);
-        assert_explained_by_other_roundings(&reference, &RoutingPart::Weights.name(&modules[1]), &modules);
-    }
-
-    #[test]
-    fn only_what_is_filled_of_a_cache_is_compared() {
-        let values = (0..12).map(|value| value as f32).collect();
-        let cache = Tensor::new([1, 2, 3, 2], TensorData::F32(values)).unwrap();
-        let kept = first_rows(cache.clone(), 2);
-        assert_eq!((kept.shape(), kept.to_f64()), (&[1, 2, 2, 2][..], vec![0.0, 1.0, 2.0, 3.0, 6.0, 7.0, 8.0, 9.0]));
-        assert_eq!(first_rows(cache.clone(), 3), cache);
-    }
-}
+#[path = "graph_check_tests.rs"]
+mod tests;

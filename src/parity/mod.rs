@@ -15,6 +15,7 @@ mod files;
 mod graph_check;
 mod instrument;
 mod journey;
+mod judge;
 mod moved;
 mod node_values;
 mod nodes;
@@ -447,7 +448,7 @@ fn run_backend(
             }
             Err(error) if error.is_given() => return Err(VerifyError::Given(error)),
             Err(error) => {
-                report.graphs = vec![GraphReport { failure: Some(error.to_string()), ..GraphReport::of(file) }];
+                report.graphs = vec![GraphReport { failure: Some(error.to_string()), ..GraphReport::of(file.name()) }];
                 return Ok(report);
             }
         }

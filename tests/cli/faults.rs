@@ -244,22 +244,30 @@ fn a_checkpoint_that_cannot_be_seen_is_not_said_to_be_missing() {
     }
 }
 
+/// Commands and options that name files of results.
+const RESULTS: [(&str, &str); 6] = [
+    ("bench m.onnx --seconds 3600", "--json"),
+    ("bench m.onnx --seconds 3600", "--csv"),
+    ("bench m.onnx --seconds 3600", "--report"),
+    ("verify m.onnx --checkpoint ck", "--json"),
+    ("verify m.onnx --checkpoint ck", "--report"),
+    ("profile m.onnx --inputs lines.ids", "--report"),
+];
+
+/// An export `m.onnx` of `ck`, and ids for it in `lines.ids`.
+fn measured() -> Scene {
+    require_runtime();
+    let scene = Scene::exported("mlm", "");
+    scene.write("lines.ids", "4 5 6\n");
+    scene
+}
+
 /// Hours of timing must not end with a file that cannot be written.
 #[test]
 fn folders_that_take_no_file_are_known_before() {
-    require_runtime();
-    let scene = Scene::with_fixture("mlm");
-    scene.accepts("ck -o m.onnx");
+    let scene = measured();
     scene.write("file", "mine");
-    scene.write("lines.ids", "4 5 6\n");
-    for (line, option) in [
-        ("bench m.onnx --seconds 3600", "--json"),
-        ("bench m.onnx --seconds 3600", "--csv"),
-        ("bench m.onnx --seconds 3600", "--report"),
-        ("verify m.onnx --checkpoint ck", "--json"),
-        ("verify m.onnx --checkpoint ck", "--report"),
-        ("profile m.onnx --inputs lines.ids", "--report"),
-    ] {
+    for (line, option) in RESULTS {
         for (place, code, part) in [
             ("/proc/r", 5, "/proc/r cannot be written: "),
             ("file/r", 2, "file is not a folder"),
@@ -278,10 +286,7 @@ fn folders_that_take_no_file_are_known_before() {
 
 #[test]
 fn what_was_computed_is_printed_though_a_file_cannot_be_written() {
-    require_runtime();
-    let scene = Scene::with_fixture("mlm");
-    scene.accepts("ck -o m.onnx");
-    scene.write("lines.ids", "4 5 6\n");
+    let scene = measured();
     let bench = "bench m.onnx --samples 8 --warm-up 0.05 --seq 6 --no-operators";
     for (line, printed) in [
         (format!("{bench} --json r"), "relative to the first"),
@@ -302,20 +307,9 @@ fn what_was_computed_is_printed_though_a_file_cannot_be_written() {
 /// A folder that is not there may be mistyped, and nobody would look for the result there.
 #[test]
 fn the_folder_of_a_result_must_be_there() {
-    require_runtime();
-    let scene = Scene::with_fixture("mlm");
-    scene.accepts("ck -o m.onnx");
-    scene.write("lines.ids", "4 5 6\n");
-    for (line, option) in [
-        ("bench m.onnx --seconds 3600", "--json"),
-        ("bench m.onnx --seconds 3600", "--csv"),
-        ("bench m.onnx --seconds 3600", "--report"),
-        ("verify m.onnx --checkpoint ck", "--json"),
-        ("verify m.onnx --checkpoint ck", "--report"),
-        ("profile m.onnx --inputs lines.ids", "--report"),
-        ("run m.onnx --random", "--outputs"),
-        ("run m.onnx --random", "--save-inputs"),
-    ] {
+    let scene = measured();
+    let tensors = ["--outputs", "--save-inputs"].map(|option| ("run m.onnx --random", option));
+    for (line, option) in RESULTS.into_iter().chain(tensors) {
         let told =
             "new/deep/r cannot be written: there is no folder new/deep\nhelp: correct the path, or make the folder\n";
         scene.refuses(&format!("{line} {option} new/deep/r"), 5, &["MOA-E0511", told]);
