@@ -141,7 +141,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let place = place().unwrap();
         let ours = |process: u32, random: &str| format!("{PREFIX}{place}-{process}-{random}");
-        let other_boot = format!("{PREFIX}0{}-{GONE}-AbC123", &place[1..].replace('0', "1"));
+        let other_boot = format!("{PREFIX}0{}-{GONE}-AbC123", place[1..].replace('0', "1"));
         let gone = [ours(GONE, "AbC123"), ours(GONE, "000000")];
         let kept = [
             format!("{}AbC123", prefix()),

@@ -139,7 +139,7 @@ mod tests {
     fn appended(to: FloatType, values: &[f64]) -> Vec<u16> {
         let mut bytes = Vec::new();
         to.append_f64(values, &mut bytes).unwrap();
-        bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect()
+        bytes.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect()
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(super) fn cut_off(path: &Path) -> Option<String> {
     let heads_end = start.saturating_add(segments.len() as u64);
     let needed = match read_exact_at(&file, &mut segments, start) {
         Ok(()) => {
-            let loaded = segments.chunks_exact(SEGMENT).filter(|head| word(head, 0) == LOAD);
+            let loaded = segments.as_chunks::<SEGMENT>().0.iter().filter(|head| word(*head, 0) == LOAD);
             loaded.map(|head| long(head, 8).saturating_add(long(head, 32))).fold(heads_end, u64::max)
         }
         Err(_) => heads_end,

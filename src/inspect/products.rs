@@ -119,7 +119,7 @@ pub(super) fn integers(tensor: &TensorProto) -> Vec<i64> {
         return Vec::new();
     }
     let raw = tensor.raw_data.as_deref().unwrap_or_default();
-    let words = raw.chunks_exact(8).map(|word| word.try_into().map_or(0, i64::from_le_bytes));
+    let words = raw.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word));
     tensor.int64_data.iter().copied().chain(words).collect()
 }
 

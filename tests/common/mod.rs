@@ -40,7 +40,7 @@ fn read(path: &Path) -> Vec<u8> {
 
 fn tensor(dtype: Dtype, shape: &[usize], bytes: &[u8]) -> Tensor {
     fn numbers<const N: usize, T>(bytes: &[u8], number: impl Fn([u8; N]) -> T) -> Vec<T> {
-        bytes.chunks_exact(N).map(|chunk| number(chunk.try_into().unwrap())).collect()
+        bytes.as_chunks().0.iter().map(|chunk| number(*chunk)).collect()
     }
     let values = match dtype {
         Dtype::F32 => TensorData::F32(numbers(bytes, f32::from_le_bytes)),

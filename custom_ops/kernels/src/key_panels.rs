@@ -319,7 +319,7 @@ fn transpose((source, head): (&[f32], usize), inner: Range<usize>, places: &[usi
             Some(place) => &source[place * head..][inner.clone()],
             None => &[],
         });
-        for (inner, out) in out.chunks_exact_mut(PANEL).enumerate() {
+        for (inner, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
             let out = &mut out[first..first + BLOCK];
             for (value, row) in out.iter_mut().zip(rows) {
                 *value = row.get(inner).map_or(0.0, |element| element * scale);
@@ -354,7 +354,7 @@ impl Stage for PackValues<'_> {
             }
             return;
         }
-        for (out, place) in out.row(0).chunks_exact_mut(PANEL).zip(places) {
+        for (out, place) in out.row(0).as_chunks_mut::<PANEL>().0.iter_mut().zip(places) {
             out[..count].copy_from_slice(value(place));
             out[count..].fill(0.0);
         }

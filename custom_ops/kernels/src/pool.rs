@@ -248,13 +248,13 @@ mod tests {
 
     impl ThreadPool for Backwards {
         fn parallel_for(&self, total: usize, task: &(dyn Fn(usize) + Sync)) {
-            let left = AtomicUsize::new(total);
-            let next = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).ok();
+            let begun = AtomicUsize::new(0);
+            let next = || total.checked_sub(1 + begun.fetch_add(1, Ordering::Relaxed));
             std::thread::scope(|scope| {
                 for _ in 0..self.0 {
                     scope.spawn(|| {
-                        while let Some(before) = next() {
-                            let _ = catch_unwind(AssertUnwindSafe(|| task(before - 1)));
+                        while let Some(last) = next() {
+                            let _ = catch_unwind(AssertUnwindSafe(|| task(last)));
                         }
                     });
                 }

@@ -56,7 +56,7 @@ impl Rows {
         left_lanes[..left.len()].copy_from_slice(left);
         with.isa.break_sticks(by_key, &seen_lanes, &mut left_lanes);
         left.copy_from_slice(&left_lanes[..left.len()]);
-        for (row, weights) in scores.0.chunks_exact_mut(KEYS_PER_TILE).enumerate().take(block.len()) {
+        for (row, weights) in scores.0.as_chunks_mut::<KEYS_PER_TILE>().0.iter_mut().enumerate().take(block.len()) {
             weights.iter_mut().zip(&*by_key).for_each(|(weight, key)| *weight = key[row]);
         }
         self.mix_seen(with, block, keys, &scores.0, Write::Resume(&[1.0; ROWS]), out);

@@ -24,7 +24,8 @@ impl OnnxFile {
         let is_only = masks.all(|other| other.as_ref() == Some(&mask));
         let given: Vec<&str> = self.rotary_operators().map(|(_, table)| table).collect();
         let tables = self.position_tables().into_iter().filter(|table| !given.contains(&table.name.as_str()));
-        Some((mask, tables.min_by_key(|table| table.positions)?)).filter(|_| is_only)
+        let smallest = tables.min_by_key(|table| table.positions)?;
+        is_only.then_some((mask, smallest))
     }
 
     /// Inputs that hold the positions of a rotary embedding, that of our operators or of their bodies, with the number

@@ -316,7 +316,7 @@ impl Values {
     fn fill(&self, block: &mut [u8], start: u64) {
         for (eight, index) in block.chunks_mut(8).zip(start / 8..) {
             let mut bits = self.number(index);
-            for value in eight.chunks_exact_mut(2) {
+            for value in eight.as_chunks_mut::<2>().0 {
                 value.copy_from_slice(&self.of_bits[usize::from(bits as u16)].to_le_bytes());
                 bits >>= 16;
             }
@@ -347,13 +347,13 @@ mod tests {
         let mut block = vec![0; 1 << 16];
         Values::new(7, "a", 2048).fill(&mut block, 0);
         let value = |pair: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([pair[0], pair[1]])) << 16);
-        let values: Vec<_> = block.chunks_exact(2).map(|pair| f64::from(value(pair))).collect();
+        let values: Vec<_> = block.as_chunks::<2>().0.iter().map(|pair| f64::from(value(pair))).collect();
         let variance = values.iter().map(|value| value * value).sum::<f64>() / values.len() as f64;
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         let ratio = variance * 2048.0;
         assert!((0.5..2.0).contains(&ratio) && mean.abs() < 1e-3, "{ratio} {mean}");
         Values::new(7, "a", NORM).fill(&mut block, 0);
-        assert!(block.chunks_exact(2).all(|pair| (1.0..1.125).contains(&value(pair))));
+        assert!(block.as_chunks::<2>().0.iter().all(|pair| (1.0..1.125).contains(&value(pair))));
     }
 
     #[test]

@@ -71,7 +71,7 @@ fn first_lanes(count: usize) -> [__m256i; PAIR] {
 #[inline]
 fn reduce(pair: [__m256; PAIR], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
-    for (lanes, vector) in lanes.chunks_exact_mut(WIDTH).zip(pair) {
+    for (lanes, vector) in lanes.as_chunks_mut::<WIDTH>().0.iter_mut().zip(pair) {
         // SAFETY: a chunk holds a vector.
         unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), vector) };
     }
@@ -183,7 +183,7 @@ pub(super) unsafe fn softmax_rows(
     // SAFETY: there are as many lanes as a pair of vectors has.
     unsafe {
         let changes = pairs(load::<PAIR>(before.as_ptr()), load(after.as_ptr()), |a, b| _mm256_sub_ps(a, b));
-        for (lanes, factor) in factors.chunks_exact_mut(WIDTH).zip(exps(changes)) {
+        for (lanes, factor) in factors.as_chunks_mut::<WIDTH>().0.iter_mut().zip(exps(changes)) {
             _mm256_storeu_ps(lanes.as_mut_ptr(), factor);
         }
     }

@@ -357,7 +357,7 @@ fn unpack_known(isa: Isa, words: &[u32], out: &mut [[bf16; 2]]) {
     }
     let _ = isa;
     for (group, out) in groups.iter().zip(out.chunks_mut(GROUP_STEPS / 2 * PANEL)) {
-        for (pair, out) in out.chunks_exact_mut(PANEL).enumerate() {
+        for (pair, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
             for (column, out) in out.iter_mut().enumerate() {
                 *out = [2 * pair, 2 * pair + 1].map(|step| value(head, group, step, column));
             }

@@ -280,7 +280,7 @@ pub(super) fn quantize16<'a>(steps: [u8; LANES], blocks: impl Iterator<Item = ([
         let [first, second] = halves.map(|half| _mm512_cvtps_epi32(_mm512_mul_ps(half, _mm512_set1_ps(inverse))));
         let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
         out[..HEAD].copy_from_slice(&[scale, f32::from_bits(sum.cast_unsigned())]);
-        for (out, integers) in out[HEAD..].chunks_exact_mut(LANES / QUAD).zip([first, second]) {
+        for (out, integers) in out[HEAD..].as_chunks_mut::<{ LANES / QUAD }>().0.iter_mut().zip([first, second]) {
             let integers = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(integers), steps);
             // SAFETY: a vector of 16 bytes is written, as many as the chunk has.
             unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), integers) };

@@ -78,7 +78,7 @@ fn widen<W: Element>(isa: Isa, right: Right<'_, W>, inner: usize, out: &mut [f32
         (_, true) => return unsafe { widen4(right, out) },
         _ => {}
     }
-    for (step, out) in out.chunks_exact_mut(PANEL).enumerate() {
+    for (step, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
         let group = right.data[W::group(step, right.stride)..].as_ptr();
         for (column, out) in out.iter_mut().enumerate() {
             // SAFETY: every row of the panel has [`PANEL`] elements in bounds, and `inner` steps are in these rows.
@@ -102,7 +102,7 @@ unsafe fn widen16<W: Element>(right: Right<'_, W>, out: &mut [f32]) {
         for column in (0..PANEL).step_by(LANES) {
             // SAFETY: by the caller's promise.
             let mut lanes = unsafe { W::row16(row.wrapping_add(column), first) };
-            for out in out.chunks_exact_mut(PANEL) {
+            for out in out.as_chunks_mut::<PANEL>().0 {
                 // SAFETY: as above; `out` has whole vectors.
                 unsafe { _mm512_storeu_ps(out[column..].as_mut_ptr(), W::next16(&mut lanes)) };
             }
@@ -124,7 +124,7 @@ unsafe fn widen8<W: Element>(right: Right<'_, W>, out: &mut [f32]) {
         for column in (0..PANEL).step_by(WIDTH) {
             // SAFETY: by the caller's promise.
             let mut lanes = unsafe { W::row8(row.wrapping_add(column), first) };
-            for out in out.chunks_exact_mut(PANEL) {
+            for out in out.as_chunks_mut::<PANEL>().0 {
                 // SAFETY: as above; `out` has whole vectors.
                 unsafe { _mm256_storeu_ps(out[column..].as_mut_ptr(), W::next8(&mut lanes)) };
             }
@@ -147,7 +147,7 @@ unsafe fn widen4<W: Element>(right: Right<'_, W>, out: &mut [f32]) {
         for column in (0..PANEL).step_by(WIDTH) {
             // SAFETY: by the caller's promise.
             let mut lanes = unsafe { W::row4(row.wrapping_add(column), first) };
-            for out in out.chunks_exact_mut(PANEL) {
+            for out in out.as_chunks_mut::<PANEL>().0 {
                 // SAFETY: as above; `out` has whole vectors.
                 unsafe { vst1q_f32(out[column..].as_mut_ptr(), W::next4(&mut lanes)) };
             }
