@@ -6,6 +6,7 @@
 mod cut_off;
 mod error;
 mod guard;
+mod implied;
 mod in_place;
 mod libraries;
 pub mod names;
@@ -43,6 +44,7 @@ use crate::tensor::NamedTensors;
 #[cfg(feature = "ort")]
 pub use self::ort::OrtOperators;
 pub use error::{BackendError, BackendErrorKind, NamedBy};
+pub use implied::add_implied;
 pub use in_place::caches_in_place;
 pub use libraries::{
     TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin, most_instructions, operator_library,

@@ -115,7 +115,7 @@ fn check_not_empty(input: &ValueInfo, tensor: &Tensor) -> Result<(), BackendErro
     Err(misfit(&input.name, expected, format!("{} {:?}", tensor.data().type_name(), tensor.shape())))
 }
 
-fn misfit(name: &str, expected: String, found: String) -> BackendError {
+pub(super) fn misfit(name: &str, expected: String, found: String) -> BackendError {
     BackendError::Input { name: name.to_owned(), expected, found }
 }
 

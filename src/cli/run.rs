@@ -21,7 +21,7 @@ use super::{
     table::table,
 };
 use crate::{
-    backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions},
+    backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions, add_implied},
     file_names::graphs_in,
     files::name_of,
     latency::inputs_at,
@@ -170,7 +170,12 @@ impl Runnable {
 
     fn inputs(&self, arguments: &RunArguments) -> Result<NamedTensors, Failure> {
         match (&arguments.inputs, self) {
-            (Some(path), _) => Ok(tensor_file::read(path)?),
+            (Some(path), Self::Plan) => Ok(tensor_file::read(path)?),
+            (Some(path), Self::Model(model)) => {
+                let mut inputs = tensor_file::read(path)?;
+                add_implied(&model.inputs(), &mut inputs).map_err(|error| Failure::of_inputs(error, path))?;
+                Ok(inputs)
+            }
             (None, Self::Model(model)) => Ok(inputs_at(model, &arguments.random.grid()?, arguments.random.seed)?),
             (None, Self::Plan) => {
                 let help = "give --inputs FILE, or the model as MODEL and the plan as --plan";

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use moa_schema::interface::{
-    ATTENTION_MASK, DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, ENCODER_ATTENTION_MASK, INPUT_IDS, POSITION_IDS,
-    QUERY_ATTENTION_MASK, is_past, past_of,
+    ATTENTION_MASK, DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, ENCODER_ATTENTION_MASK, INPUT_IDS, QUERY_ATTENTION_MASK,
+    past_of,
 };
 
 use super::{
@@ -13,15 +13,10 @@ use super::{
     statistics::{Seen, Tally},
 };
 use crate::{
-    backend::{Backend, Runner},
+    backend::{Backend, Runner, add_implied},
     file_names::{DECODER, ENCODER, MODEL, graph_file, graphs_in},
-    onnx::{
-        OnnxFile,
-        proto::tensor_proto::DataType,
-        read::{Dim, ValueInfo},
-        read_model,
-    },
-    tensor::{NamedTensors, Tensor, TensorData},
+    onnx::{OnnxFile, read::ValueInfo, read_model},
+    tensor::{NamedTensors, Tensor},
 };
 
 /// Names of the decoder's inputs in what [`Profiler::add`] takes for an encoder and decoder.
@@ -143,7 +138,7 @@ impl Graph {
     }
 
     fn add(&mut self, mut inputs: NamedTensors) -> Result<NamedTensors, ProfileError> {
-        self.complete(&mut inputs)?;
+        add_implied(&self.inputs, &mut inputs)?;
         let outputs = self.runner.run(&inputs)?;
         let ids = inputs.get(INPUT_IDS).and_then(Tensor::as_i64);
         for (router, tally) in &mut self.routers {
@@ -173,55 +168,10 @@ impl Graph {
         }
         Ok(outputs)
     }
-
-    /// Adds empty caches and counted positions where they are left out.
-    fn complete(&self, inputs: &mut NamedTensors) -> Result<(), ProfileError> {
-        let batch = inputs.get(INPUT_IDS).and_then(|ids| ids.shape().first().copied());
-        for input in &self.inputs {
-            if inputs.contains_key(&input.name) {
-                continue;
-            }
-            if input.name == POSITION_IDS {
-                let (mask, ids) = (required(inputs, ATTENTION_MASK)?, required(inputs, INPUT_IDS)?);
-                let positions = positions(mask, ids)?;
-                inputs.insert(input.name.clone(), positions);
-            } else if let Some((batch, dims)) = batch.zip(input.dims.as_deref())
-                && is_past(&input.name)
-                && let [_, Dim::Fixed(heads), _, Dim::Fixed(width)] = dims
-            {
-                let empty = match input.data_type {
-                    DataType::Float16 => TensorData::F16(Vec::new()),
-                    _ => TensorData::F32(Vec::new()),
-                };
-                inputs.insert(input.name.clone(), Tensor::new([batch, *heads, 0, *width], empty)?);
-            }
-        }
-        Ok(())
-    }
 }
 
 fn required<'a>(inputs: &'a NamedTensors, name: &str) -> Result<&'a Tensor, ProfileError> {
     inputs.get(name).ok_or_else(|| ProfileError::Input { input: name.into(), what: "expected, and not given".into() })
-}
-
-/// Number of real tokens before each of the tokens `ids`, 0 at padding.
-fn positions(mask: &Tensor, ids: &Tensor) -> Result<Tensor, ProfileError> {
-    let what = |what: &str| ProfileError::Input { input: ATTENTION_MASK.into(), what: what.into() };
-    let (&[batch, all], &[_, tokens]) = (mask.shape(), ids.shape()) else {
-        return Err(what("expected [batch, tokens]"));
-    };
-    let mask = mask.as_i64().filter(|_| all >= tokens).ok_or_else(|| what("expected int64, a value for each token"))?;
-    let mut positions = Vec::with_capacity(batch * tokens);
-    for row in mask.chunks(all.max(1)) {
-        let mut before = 0;
-        for (column, value) in row.iter().enumerate() {
-            if column >= all - tokens {
-                positions.push(if *value == 0 { 0 } else { before });
-            }
-            before += i64::from(*value != 0);
-        }
-    }
-    Ok(Tensor::new([batch, tokens], TensorData::I64(positions))?)
 }
 
 /// Which of the routed tokens are no padding: the last columns of the mask of queries.
@@ -247,21 +197,10 @@ fn real_tokens(inputs: &NamedTensors, batch: usize, tokens: usize) -> Result<Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::TensorData;
 
     fn integers(shape: [usize; 2], values: &[i64]) -> Tensor {
         Tensor::new(shape, TensorData::I64(values.to_vec())).unwrap()
-    }
-
-    #[test]
-    fn positions_count_the_real_tokens_before() {
-        let ids = integers([3, 4], &[7; 12]);
-        let mask = integers([3, 4], &[1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0]);
-        let found = positions(&mask, &ids).unwrap();
-        assert_eq!((found.shape(), found.as_i64().unwrap()), (&[3, 4][..], &[0, 1, 2, 3, 0, 0, 0, 1, 0, 0, 1, 0][..]));
-        let cached = integers([2, 5], &[1, 1, 1, 1, 1, 0, 1, 1, 0, 1]);
-        assert_eq!(positions(&cached, &integers([2, 2], &[7; 4])).unwrap().as_i64(), Some(&[3, 4, 0, 2][..]));
-        let short = positions(&integers([2, 1], &[1; 2]), &integers([2, 2], &[7; 4]));
-        assert!(short.unwrap_err().to_string().contains("a value for each token"));
     }
 
     #[test]

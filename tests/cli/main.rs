@@ -31,6 +31,7 @@ mod refused_files;
 mod refused_models;
 mod refused_tensors;
 mod run;
+mod run_given;
 mod run_random;
 mod scene;
 #[path = "../support_onnx/mod.rs"]

@@ -11,10 +11,10 @@ use crate::{
     support_onnx::node,
 };
 
-type Input<'a> = (&'a str, Dtype, Vec<usize>, Vec<i64>);
+pub(crate) type Input<'a> = (&'a str, Dtype, Vec<usize>, Vec<i64>);
 
 /// Writes integers by name as `inputs.safetensors`.
-fn write_inputs(scene: &Scene, inputs: &[Input<'_>]) {
+pub(crate) fn write_inputs(scene: &Scene, inputs: &[Input<'_>]) {
     let bytes: Vec<Vec<u8>> = inputs
         .iter()
         .map(|(_, dtype, _, values)| match dtype {
@@ -31,11 +31,11 @@ fn write_inputs(scene: &Scene, inputs: &[Input<'_>]) {
     scene.write("inputs.safetensors", serialize(views, None).unwrap());
 }
 
-fn ids(shape: &[usize]) -> Input<'static> {
+pub(crate) fn ids(shape: &[usize]) -> Input<'static> {
     ("input_ids", Dtype::I64, shape.to_vec(), (0..shape.iter().product::<usize>() as i64).map(|i| 4 + i % 60).collect())
 }
 
-fn mask(shape: &[usize]) -> Input<'static> {
+pub(crate) fn mask(shape: &[usize]) -> Input<'static> {
     ("attention_mask", Dtype::I64, shape.to_vec(), vec![1; shape.iter().product()])
 }
 
@@ -45,11 +45,11 @@ pub(crate) fn exported(options: &str) -> Scene {
     Scene::exported("mlm", options)
 }
 
-fn line(backend: &str) -> String {
+pub(crate) fn line(backend: &str) -> String {
     format!("run m.onnx --inputs inputs.safetensors --outputs {backend}.safetensors --backend {backend}")
 }
 
-const BACKENDS: [&str; 3] = ["ort", "ort-function", "tract"];
+pub(crate) const BACKENDS: [&str; 3] = ["ort", "ort-function", "tract"];
 
 /// Names, shapes and values of a file of outputs.
 pub(crate) fn outputs(scene: &Scene, backend: &str) -> Vec<(String, Vec<usize>, Vec<f32>)> {
@@ -280,14 +280,14 @@ fn more_real_tokens_than_positions_are_refused() {
 }
 
 /// A causal language model and inputs at `positions`, its export `m.onnx`.
-fn causal(options: &str) -> Scene {
+pub(crate) fn causal(options: &str) -> Scene {
     require_runtime();
     let scene = Scene::with_fixture("jetmoe/bf16");
     scene.accepts(&format!("ck -o m.onnx {options}"));
     scene
 }
 
-fn write_causal_inputs(scene: &Scene, positions: &[i64]) {
+pub(crate) fn write_causal_inputs(scene: &Scene, positions: &[i64]) {
     write_masked_causal_inputs(scene, positions, mask(&[1, positions.len()]));
 }
 
