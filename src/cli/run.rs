@@ -18,6 +18,7 @@ use super::{
     output_file::{OutputFile, TENSORS, commit_all, own_ending},
     print_result,
     run_args::RunArguments,
+    run_expect::{self, Compare, Compared},
     table::table,
 };
 use crate::{
@@ -37,6 +38,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     written.into_iter().try_for_each(|path| own_ending(path, TENSORS))?;
     let runnable = Runnable::open(arguments)?;
     check_ort_options(&[runnable.backend(arguments)], arguments.library.as_deref(), arguments.threads)?;
+    let expected = arguments.expect.read()?;
     let inputs = runnable.inputs(arguments)?;
     let [kept_outputs, kept_inputs] = written.map(|path| OutputFile::of_option(path, arguments.force));
     let (kept_outputs, kept_inputs) = (kept_outputs?, kept_inputs?);
@@ -45,17 +47,18 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         Some(path) => Failure::of_inputs(error, path),
         None => error.into(),
     })?;
+    let compared = expected.map(|expected| expected.compare(&outputs)).transpose()?;
     let fill = |file: Option<OutputFile>, tensors: &NamedTensors| -> Result<_, Failure> {
         let Some(file) = file else { return Ok(None) };
         Ok(Some(file.fill(tensor_file::encode(tensors)?)))
     };
     commit_all([fill(kept_outputs, &outputs)?, fill(kept_inputs, &inputs)?], &ending)?;
-    let outputs: Vec<_> = outputs.iter().map(Output::of).collect();
+    let rows: Vec<_> = outputs.iter().map(|output| Output::of(output, compared.as_ref())).collect();
     print_result(&match arguments.json {
-        true => document(Kind::Run, serde_json::json!({ "outputs": outputs })),
-        false => summary(&outputs),
+        true => document(Kind::Run, serde_json::json!({ "outputs": rows })),
+        false => summary(&rows, compared.as_ref()),
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(u8::from(!compared.as_ref().is_none_or(run_expect::passed))))
 }
 
 /// Type, shape and range of a tensor.
@@ -66,28 +69,37 @@ struct Output<'a> {
     shape: &'a [usize],
     #[serde(flatten)]
     range: Range,
+    expected: Option<&'a Compare>,
 }
 
 impl<'a> Output<'a> {
-    fn of((name, tensor): (&'a String, &'a Tensor)) -> Self {
-        Self { name, dtype: tensor.data().type_name(), shape: tensor.shape(), range: Range::of(tensor) }
+    fn of((name, tensor): (&'a String, &'a Tensor), compared: Option<&'a Compared>) -> Self {
+        let expected = compared.and_then(|compared| compared.get(name));
+        let (dtype, shape) = (tensor.data().type_name(), tensor.shape());
+        Self { name, dtype, shape, range: Range::of(tensor), expected }
     }
 }
 
-/// A line for each.
-fn summary(outputs: &[Output<'_>]) -> String {
-    let header = ["output", "type", "shape", "least", "mean", "largest", "not finite"];
-    let row = |Output { name, dtype, shape, range }: &Output<'_>| {
+/// A line for each, then one for each that differs.
+fn summary(outputs: &[Output<'_>], compared: Option<&Compared>) -> String {
+    let mut header = vec!["output", "type", "shape", "least", "mean", "largest", "not finite"];
+    let row = |Output { name, dtype, shape, range, .. }: &Output<'_>| {
         let [least, mean, largest] =
             [range.least, range.mean, range.largest].map(|value| value.map_or("-".to_owned(), short));
         let named = [(*name).to_owned(), (*dtype).to_owned(), format!("{shape:?}")];
         named.into_iter().chain([least, mean, largest, range.not_finite.to_string()]).collect::<Vec<_>>()
     };
     let mut rows: Vec<_> = outputs.iter().map(row).collect();
-    let all_finite = outputs.iter().all(|output| output.range.not_finite == 0);
-    let shown = header.len() - usize::from(all_finite);
-    rows.iter_mut().for_each(|row| row.truncate(shown));
-    table(&header[..shown], &rows)
+    if outputs.iter().all(|output| output.range.not_finite == 0) {
+        header.pop();
+        rows.iter_mut().for_each(|row| row.truncate(header.len()));
+    }
+    let Some(compared) = compared else { return table(&header, &rows) };
+    header.extend(run_expect::COLUMNS);
+    for (row, output) in rows.iter_mut().zip(outputs) {
+        row.extend(run_expect::cells(output.expected));
+    }
+    table(&header, &rows) + &run_expect::differences(compared)
 }
 
 /// Finite values of a tensor, and how many others there are.

@@ -7,6 +7,7 @@ use clap::Args;
 use super::{
     Failure,
     args::{BackendArgument, threads, written},
+    run_expect::ExpectArguments,
     size_args::{axis, grid, positive, size},
     tensorrt_args::TensorRtArguments,
 };
@@ -16,6 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   moa-export run model.onnx --random --seq 16
   moa-export run model.onnx --inputs in.safetensors --outputs out.safetensors
+  moa-export run model.onnx --inputs in.safetensors --expect torch.safetensors
   moa-export run model.plan --inputs in.safetensors --outputs out.safetensors";
 
 #[derive(Debug, Args)]
@@ -44,6 +46,8 @@ pub(super) struct RunArguments {
     /// Print what is shown of outputs as JSON
     #[arg(long)]
     pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) expect: ExpectArguments,
     #[command(flatten)]
     pub(super) random: RandomArguments,
     #[command(flatten)]
@@ -91,7 +95,8 @@ impl RandomArguments {
 impl RunArguments {
     /// What no output may replace.
     pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
-        let Self { model, inputs, library, tensorrt, .. } = self;
-        [model].into_iter().chain(inputs).chain(library).chain(&tensorrt.plan).map(PathBuf::as_path)
+        let Self { model, inputs, library, expect, tensorrt, .. } = self;
+        let others = inputs.iter().chain(library).chain(&expect.expect).chain(&tensorrt.plan);
+        [model].into_iter().chain(others).map(PathBuf::as_path)
     }
 }

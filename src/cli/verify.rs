@@ -19,6 +19,7 @@ use super::{
     progress::VerifyProgress,
     run::{BackendOptions, backends, check_ort_options},
     table::table,
+    tolerance::check_tolerance,
     verify_receipt::Receipt,
     verify_report,
 };
@@ -170,16 +171,6 @@ fn unused_backend(report: &BackendReport) -> Option<Failure> {
         SkipKind::Unsupported => Failure::unsupported(message, help),
         _ => Failure::runtime(message, help),
     })
-}
-
-fn check_tolerance(flag: &str, value: Option<f64>) -> Result<(), Failure> {
-    match value {
-        Some(value) if !(value.is_finite() && value >= 0.0) => {
-            let help = format!("give a number such as {flag} 1e-5, or leave it out");
-            Err(Failure::usage(format!("{flag} must be a number from 0, found {value}"), &help))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn json(result: &Verification, verdict: Verdict, receipt: Option<&Receipt>) -> Value {

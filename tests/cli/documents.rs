@@ -111,7 +111,10 @@ fn every_key_is_described() {
     let presets = document(&scene, "inspect --preset list --json", "inspect_presets");
     assert_described("inspect_paper", &[paper, presets]);
     let line = "run m.onnx --random --seq 5 --save-inputs in.safetensors --json";
-    assert_described("run", &[document(&scene, line, "run")]);
+    let alone = document(&scene, line, "run");
+    scene.accepts("run m.onnx --inputs in.safetensors --outputs out.safetensors");
+    let line = "run m.onnx --inputs in.safetensors --expect out.safetensors --backend ort-function --json";
+    assert_described("run", &[alone, document(&scene, line, "run")]);
     let line = "profile m.onnx --inputs in.safetensors --min-count 1 --json";
     assert_described("profile", &[document(&scene, line, "profile")]);
     assert_described("ops", &[document(&scene, "ops --json", "ops")]);
