@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use moa_graphs::families::model_types;
-use moa_schema::{CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, SELF_ATTENTION};
+use moa_schema::{CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, SELF_ATTENTION, attribute, parameter};
 
 use super::{
     cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
@@ -310,7 +310,7 @@ impl<'a> Walk<'a> {
 
     /// Width of what the router of a node reads.
     fn router_width(&self, node: &'a NodeProto) -> Option<u64> {
-        let (_, dims) = self.dims(node, "router_weight")?;
+        let (_, dims) = self.dims(node, parameter::ROUTER_WEIGHT)?;
         dims.first().copied()
     }
 
@@ -321,11 +321,11 @@ impl<'a> Walk<'a> {
     }
 
     fn try_routed_attention(&self, node: &'a NodeProto, operator: &Operator, ledger: &mut Ledger) -> Option<()> {
-        let (query, query_dims) = self.dims(node, "query_weight")?;
-        let (output, _) = self.dims(node, "output_weight")?;
+        let (query, query_dims) = self.dims(node, parameter::QUERY_WEIGHT)?;
+        let (output, _) = self.dims(node, parameter::OUTPUT_WEIGHT)?;
         let [experts, width, columns] = query_dims[..] else { return None };
-        let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
-        let kv_heads = int(node, "kv_num_heads")?;
+        let top_k = int(node, attribute::TOP_K).filter(|top_k| *top_k <= experts)?;
+        let kv_heads = int(node, attribute::KV_NUM_HEADS)?;
         let head = columns.checked_div(kv_heads)?;
         let read = self.router_width(node)?;
         let sizes = RoutedAttention { width, read, top_k, experts, kv_heads, head };
@@ -334,8 +334,8 @@ impl<'a> Walk<'a> {
         let queries = self.tokens();
         let keys = if is_cross { self.lengths.source } else { queries };
         ledger.add(part, sizes.macs(queries, keys));
-        if !is_cross && operator_input(node, "kv_weight").is_some() {
-            let (keys_and_values, _) = self.dims(node, "kv_weight")?;
+        if !is_cross && operator_input(node, parameter::KV_WEIGHT).is_some() {
+            let (keys_and_values, _) = self.dims(node, parameter::KV_WEIGHT)?;
             ledger.add(part, Cost::product(values(keys_and_values), keys));
         }
         Self::deactivate(ledger, part, [query, output], top_k, experts);
@@ -350,10 +350,10 @@ impl<'a> Walk<'a> {
     }
 
     fn try_routed_feed_forward(&self, node: &'a NodeProto, ledger: &mut Ledger) -> Option<()> {
-        let (input, dims) = self.dims(node, "input_weight")?;
-        let (output, _) = self.dims(node, "output_weight")?;
+        let (input, dims) = self.dims(node, parameter::INPUT_WEIGHT)?;
+        let (output, _) = self.dims(node, parameter::OUTPUT_WEIGHT)?;
         let experts = *dims.first()?;
-        let top_k = int(node, "top_k").filter(|top_k| *top_k <= experts)?;
+        let top_k = int(node, attribute::TOP_K).filter(|top_k| *top_k <= experts)?;
         let (read, matrices) = (self.router_width(node)?, values(input).saturating_add(values(output)));
         let sizes = RoutedFeedForward { read, top_k, experts, matrices };
         let part = self.part_of(stored_name(&input.name), false);

@@ -1,6 +1,6 @@
 //! One operator of a graph as a graph of its own, with the weights it has there.
 
-use moa_schema::{DOMAIN, ElementType, Operator, Parameter, RoutingPart};
+use moa_schema::{DOMAIN, ElementType, Operator, Parameter, RoutingPart, attribute, parameter};
 
 use super::{
     LatencyError,
@@ -110,12 +110,17 @@ impl Cut<'_> {
         graph.node.push(node);
         model.graph = Some(graph);
         let file = self.file.with_model(model)?;
-        Ok(CutOperator { module: self.module(), file, router: self.router()?, top_k: self.attribute("top_k")? })
+        Ok(CutOperator {
+            module: self.module(),
+            file,
+            router: self.router()?,
+            top_k: self.attribute(attribute::TOP_K)?,
+        })
     }
 
     #[allow(clippy::cast_precision_loss)]
     fn router(&self) -> Result<Router, LatencyError> {
-        let weight = self.weight("router_weight")?;
+        let weight = self.weight(parameter::ROUTER_WEIGHT)?;
         let [width, experts] = self.sizes(weight)?;
         let bytes = self.file.initializer_values(&weight.name)?;
         let (values, _) = bytes.as_chunks::<4>();
@@ -137,7 +142,7 @@ impl Cut<'_> {
 
     fn data_type(&self, parameter: &Parameter) -> Result<DataType, LatencyError> {
         let weights = || {
-            let kind = DataType::try_from(self.weight("output_weight")?.data_type);
+            let kind = DataType::try_from(self.weight(parameter::OUTPUT_WEIGHT)?.data_type);
             kind.map_err(|_| self.fail("its weights have an unknown type"))
         };
         Ok(match parameter.element {
@@ -191,18 +196,18 @@ impl Cut<'_> {
             "T" => named(self.tokens()),
             "S" => named(SOURCE),
             "P" => named(PAST),
-            "P + T" if self.is_given("past_key") => named(&format!("{PAST} + {}", self.tokens())),
+            "P + T" if self.is_given(parameter::PAST_KEY) => named(&format!("{PAST} + {}", self.tokens())),
             "P + T" => named(self.tokens()),
             "C" => {
                 let given = |name: &&str| self.is_given(name);
-                let matrix = ["query_weight", "input_weight"].into_iter().find(given).unwrap_or("query_weight");
+                let matrix = Some(parameter::INPUT_WEIGHT).filter(given).unwrap_or(parameter::QUERY_WEIGHT);
                 fixed(self.sizes::<3>(self.weight(matrix)?)?[1])
             }
-            "R" => fixed(self.sizes::<2>(self.weight("router_weight")?)?[0]),
-            "G" => fixed(self.attribute("kv_num_heads")?),
+            "R" => fixed(self.sizes::<2>(self.weight(parameter::ROUTER_WEIGHT)?)?[0]),
+            "G" => fixed(self.attribute(attribute::KV_NUM_HEADS)?),
             "D" => {
-                let groups = self.attribute("kv_num_heads")?;
-                let [_, _, columns] = self.sizes::<3>(self.weight("query_weight")?)?;
+                let groups = self.attribute(attribute::KV_NUM_HEADS)?;
+                let [_, _, columns] = self.sizes::<3>(self.weight(parameter::QUERY_WEIGHT)?)?;
                 fixed(columns.checked_div(groups).ok_or_else(|| self.fail("kv_num_heads is 0"))?)
             }
             _ => return Ok(None),

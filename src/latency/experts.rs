@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_schema::RoutingPart;
+use moa_schema::{RoutingPart, parameter};
 use serde::{Deserialize, Serialize};
 
 use super::shapes::Sizes;
@@ -66,7 +66,7 @@ pub(super) fn experts_by_module(file: &OnnxFile) -> BTreeMap<String, usize> {
     let mut experts = BTreeMap::new();
     for node in nodes() {
         let found = match operator_of(node) {
-            Some(_) => operator_input(node, "router_weight")
+            Some(_) => operator_input(node, parameter::ROUTER_WEIGHT)
                 .and_then(|weight| Some((module_of(node).to_owned(), columns(weight)?))),
             None => standard_module(node).and_then(|module| {
                 let scores = producer(node.input.first()?)?;

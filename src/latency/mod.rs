@@ -41,13 +41,15 @@ pub use statistics::{Estimate, Summary, Times, median};
 pub use steering::Choice;
 pub use subjects::{LeftOut, Model, left_out};
 
+use moa_schema::parameter;
+
 use contest::{Contest, uses_operators};
 use shapes::{point_of, random_inputs};
 use subjects::{Job, common_parts, jobs};
 
 use crate::{
     backend::{Backend, BackendError, Bound, OrtOptions, Runner, caches_in_place, names},
-    onnx::{OnnxFile, read::READ_BY_ROUTERS},
+    onnx::OnnxFile,
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
 };
@@ -237,7 +239,7 @@ impl Setup<'_> {
                     .router
                     .steer(&wanted?, &mut random)
                     .map_err(|why| LatencyError::Steering { module: operator.module.clone(), why })?;
-                let read = READ_BY_ROUTERS.into_iter().find(|name| inputs.contains_key(*name));
+                let read = parameter::READ_BY_ROUTERS.into_iter().find(|name| inputs.contains_key(*name));
                 if let Some(place) = read.and_then(|name| inputs.get_mut(name)) {
                     let states = Tensor::new(place.shape(), TensorData::F32(states))?;
                     *place = if matches!(place.data(), TensorData::F16(_)) { states.to_f16() } else { states };

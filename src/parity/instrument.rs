@@ -1,6 +1,6 @@
 //! Makes the routing of a file visible: the same graph with more outputs.
 
-use moa_schema::{DOMAIN, OPERATORS, RoutingPart};
+use moa_schema::{DOMAIN, Operator, RoutingPart};
 
 use crate::onnx::{
     proto::{FunctionProto, ModelProto, NodeProto, ValueInfoProto, tensor_proto::DataType},
@@ -27,7 +27,7 @@ pub fn expose_routing(model: &mut ModelProto) -> Vec<String> {
 
 /// Bodies compute their routing under the schema's names, whether it is an output or not.
 fn declare_routing(function: &mut FunctionProto) {
-    let operator = OPERATORS.iter().find(|operator| operator.name == function.name && function.domain == DOMAIN);
+    let operator = Operator::called(&function.domain, &function.name);
     let missing = operator.and_then(|operator| operator.outputs.get(function.output.len()..)).unwrap_or_default();
     function.output.extend(missing.iter().map(|output| output.name.to_owned()));
 }

@@ -1,13 +1,13 @@
 //! The same graph, with choices and scores of every router as outputs.
 
-use moa_schema::{DOMAIN, GateMode, RoutingPart};
+use moa_schema::{DOMAIN, GateMode, RoutingPart, attribute, parameter};
 
 use super::{ProfileError, Score};
 use crate::{
     onnx::{
         OnnxFile,
         proto::{AttributeProto, GraphProto, NodeProto, ValueInfoProto, tensor_proto::DataType},
-        read::{READ_BY_ROUTERS, operator_input, operator_of},
+        read::{operator_input, operator_of},
     },
     parity::expose_routing,
 };
@@ -66,9 +66,9 @@ fn ranked(graph: &GraphProto, node: &NodeProto) -> Result<(String, Score), &'sta
 fn operator_scores(graph: &mut GraphProto, node: &NodeProto, module: &str) -> Result<(String, Score), &'static str> {
     operator_of(node).ok_or("an unknown operator")?;
     let input = |name: &str| operator_input(node, name).map(str::to_owned);
-    let read = READ_BY_ROUTERS.into_iter().find_map(input);
-    let (read, weight) = read.zip(input("router_weight")).ok_or("it lacks a required input")?;
-    let gate_mode = node.text_attribute("gate_mode").and_then(GateMode::parse);
+    let read = parameter::READ_BY_ROUTERS.into_iter().find_map(input);
+    let (read, weight) = read.zip(input(parameter::ROUTER_WEIGHT)).ok_or("it lacks a required input")?;
+    let gate_mode = node.text_attribute(attribute::GATE_MODE).and_then(GateMode::parse);
     let name = |part: &str| match module {
         "" => format!("profile.{part}"),
         module => format!("profile.{module}.{part}"),

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{
     ACCURACY_LEVEL, AccuracyLevel, Activation, AttentionMode, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes,
     FEED_FORWARD, FeedForwardAttributes, GateMode, LM_HEAD, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION,
-    SelfAttentionAttributes,
+    SelfAttentionAttributes, attribute,
 };
 
 /// Where attributes come from; `None` where the node has none of that name and type.
@@ -86,26 +86,26 @@ impl Attributes {
         let reader = Reader { source };
         match operator.name {
             name if name == SELF_ATTENTION.name => Ok(Self::SelfAttention(SelfAttentionAttributes {
-                top_k: reader.count("top_k")?,
-                kv_num_heads: reader.count("kv_num_heads")?,
-                causal: reader.flag("causal")?,
-                scale: reader.finite("scale")?,
+                top_k: reader.count(attribute::TOP_K)?,
+                kv_num_heads: reader.count(attribute::KV_NUM_HEADS)?,
+                causal: reader.flag(attribute::CAUSAL)?,
+                scale: reader.finite(attribute::SCALE)?,
                 gate_mode: reader.gate_mode()?,
-                skip_padded_queries: reader.flag("skip_padded_queries")?,
+                skip_padded_queries: reader.flag(attribute::SKIP_PADDED_QUERIES)?,
                 attention_mode: reader.attention_mode()?,
             })),
             name if name == CROSS_ATTENTION.name => Ok(Self::CrossAttention(CrossAttentionAttributes {
-                top_k: reader.count("top_k")?,
-                kv_num_heads: reader.count("kv_num_heads")?,
-                scale: reader.finite("scale")?,
+                top_k: reader.count(attribute::TOP_K)?,
+                kv_num_heads: reader.count(attribute::KV_NUM_HEADS)?,
+                scale: reader.finite(attribute::SCALE)?,
                 gate_mode: reader.gate_mode()?,
-                skip_padded_queries: reader.flag("skip_padded_queries")?,
+                skip_padded_queries: reader.flag(attribute::SKIP_PADDED_QUERIES)?,
             })),
             name if name == FEED_FORWARD.name => Ok(Self::FeedForward(FeedForwardAttributes {
-                top_k: reader.count("top_k")?,
+                top_k: reader.count(attribute::TOP_K)?,
                 gate_mode: reader.gate_mode()?,
                 activation: reader.activation()?,
-                gated: reader.flag("gated")?,
+                gated: reader.flag(attribute::GATED)?,
             })),
             name if name == LM_HEAD.name => Ok(Self::LmHead),
             name => Err(AttributeError(format!("{name} is no operator of {}", crate::DOMAIN))),
@@ -154,16 +154,16 @@ impl Reader<'_> {
     }
 
     fn gate_mode(&self) -> Result<GateMode, AttributeError> {
-        let text = self.string("gate_mode")?;
-        GateMode::parse(&text).ok_or_else(|| unknown("gate_mode", &GateMode::ALL.map(GateMode::as_str), &text))
+        let text = self.string(attribute::GATE_MODE)?;
+        GateMode::parse(&text).ok_or_else(|| unknown(attribute::GATE_MODE, &GateMode::ALL.map(GateMode::as_str), &text))
     }
 
     /// Read behind `causal`, which stick-breaking needs.
     fn attention_mode(&self) -> Result<AttentionMode, AttributeError> {
-        let text = self.string("attention_mode")?;
+        let text = self.string(attribute::ATTENTION_MODE)?;
         let known = AttentionMode::ALL.map(AttentionMode::as_str);
-        let mode = AttentionMode::parse(&text).ok_or_else(|| unknown("attention_mode", &known, &text))?;
-        if mode == AttentionMode::StickBreaking && !self.flag("causal")? {
+        let mode = AttentionMode::parse(&text).ok_or_else(|| unknown(attribute::ATTENTION_MODE, &known, &text))?;
+        if mode == AttentionMode::StickBreaking && !self.flag(attribute::CAUSAL)? {
             let text = format!("attribute `attention_mode` is {}, which needs `causal` = 1", mode.as_str());
             return Err(AttributeError(text));
         }
@@ -171,8 +171,9 @@ impl Reader<'_> {
     }
 
     fn activation(&self) -> Result<Activation, AttributeError> {
-        let text = self.string("activation")?;
-        Activation::parse(&text).ok_or_else(|| unknown("activation", &Activation::ALL.map(Activation::as_str), &text))
+        let text = self.string(attribute::ACTIVATION)?;
+        Activation::parse(&text)
+            .ok_or_else(|| unknown(attribute::ACTIVATION, &Activation::ALL.map(Activation::as_str), &text))
     }
 }
 

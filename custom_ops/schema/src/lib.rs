@@ -1,8 +1,8 @@
 //! The contract of the `ai.moa` operators, written once.
 //!
 //! The exporter, the CPU kernels, the ONNX Runtime library and the TensorRT plugin all read names,
-//! attributes, parameter order and shape rules from here. Keys of attributes stand in code that writes or reads
-//! them too, and tests hold those to the tables here. [`interface`] has the names of whole models.
+//! attributes, parameter order and shape rules from here. [`parameter`] and [`attribute`] are names for code that
+//! looks for one in a node, [`interface`] has those of whole models.
 //!
 //! # Symbols
 //!
@@ -60,6 +60,7 @@
 
 mod attributes;
 pub mod interface;
+mod names;
 mod operator;
 mod output_shape;
 mod panic;
@@ -70,6 +71,7 @@ mod types;
 mod weights;
 
 pub use attributes::{AttributeError, AttributeSource, Attributes, accuracy_level, other_version};
+pub use names::{attribute, parameter};
 pub use operator::{
     Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, LM_HEAD, OPERATORS, Operator, Parameter,
     SELF_ATTENTION, cross_attention, feed_forward, lm_head, self_attention,

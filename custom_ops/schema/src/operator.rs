@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{NodeTypes, RoutingPart};
+use crate::{DOMAIN, NodeTypes, RoutingPart, attribute, parameter};
 
 /// One operator of the domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,11 @@ pub struct Operator {
 }
 
 impl Operator {
+    /// The operator that nodes of this domain and `op_type` call, where it is one of ours.
+    pub fn called(domain: &str, op_type: &str) -> Option<&'static Self> {
+        OPERATORS.iter().find(|operator| domain == DOMAIN && op_type == operator.name)
+    }
+
     /// The operator as it is where matrices are floats: its inputs end before the scales.
     #[must_use]
     pub fn of_floats(&self) -> Self {
@@ -151,58 +156,61 @@ const fn attribute(name: &'static str, kind: AttributeKind) -> Attribute {
     Attribute { name, kind }
 }
 
-const TOP_K: Attribute = attribute("top_k", AttributeKind::Int);
-const KV_NUM_HEADS: Attribute = attribute("kv_num_heads", AttributeKind::Int);
-const SCALE: Attribute = attribute("scale", AttributeKind::Float);
-const GATE_MODE: Attribute = attribute("gate_mode", AttributeKind::String);
-const SKIP_PADDED_QUERIES: Attribute = attribute("skip_padded_queries", AttributeKind::Int);
+const TOP_K: Attribute = attribute(attribute::TOP_K, AttributeKind::Int);
+const KV_NUM_HEADS: Attribute = attribute(attribute::KV_NUM_HEADS, AttributeKind::Int);
+const SCALE: Attribute = attribute(attribute::SCALE, AttributeKind::Float);
+const GATE_MODE: Attribute = attribute(attribute::GATE_MODE, AttributeKind::String);
+const SKIP_PADDED_QUERIES: Attribute = attribute(attribute::SKIP_PADDED_QUERIES, AttributeKind::Int);
 
 const TOPK_INDICES: Parameter = optional(RoutingPart::Indices.output(), ElementType::Int64, &["B", "T", "k"]);
 const TOPK_WEIGHTS: Parameter = optional(RoutingPart::Weights.output(), ElementType::Float32, &["B", "T", "k"]);
 /// The router of an operator that takes a [`ROUTER_INPUT`].
-const ROUTER_WEIGHT: Parameter =
-    required("router_weight", ElementType::Float32, &["C", "E"]).noted("or [R, E] where router_input is given");
-const ROUTER_INPUT: Parameter = optional("router_input", ElementType::Float32, &["B", "T", "R"]);
-const OUTPUT_BIAS: Parameter = optional("output_bias", ElementType::Activation, &["C"]);
-const QUERY_SCALE: Parameter = scale("query_scale", &["E", "G * D"], "of int8; [E, ceil(C / 32), G * D] of int4");
-const OUTPUT_SCALE: Parameter = scale("output_scale", &["E", "C"], "of int8; [E, ceil(G * D / 32), C] of int4");
+const ROUTER_WEIGHT: Parameter = required(parameter::ROUTER_WEIGHT, ElementType::Float32, &["C", "E"])
+    .noted("or [R, E] where router_input is given");
+const ROUTER_INPUT: Parameter = optional(parameter::ROUTER_INPUT, ElementType::Float32, &["B", "T", "R"]);
+const OUTPUT_BIAS: Parameter = optional(parameter::OUTPUT_BIAS, ElementType::Activation, &["C"]);
+const QUERY_SCALE: Parameter =
+    scale(parameter::QUERY_SCALE, &["E", "G * D"], "of int8; [E, ceil(C / 32), G * D] of int4");
+const OUTPUT_SCALE: Parameter =
+    scale(parameter::OUTPUT_SCALE, &["E", "C"], "of int8; [E, ceil(G * D / 32), C] of int4");
 
 /// Self-attention layer: route, project queries, keys and values, attend, project back, weight and sum.
 pub const SELF_ATTENTION: Operator = Operator {
     name: "MoASelfAttention",
     inputs: &[
-        required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
-        required("attention_mask", ElementType::Int32, &["B", "P + T"]).noted("1 for a real token, 0 for padding"),
+        required(parameter::HIDDEN_STATES, ElementType::Activation, &["B", "T", "C"]),
+        required(parameter::ATTENTION_MASK, ElementType::Int32, &["B", "P + T"])
+            .noted("1 for a real token, 0 for padding"),
         ROUTER_WEIGHT,
-        required("query_weight", ElementType::Weight, &["E", "C", "G * D"]),
-        optional("kv_weight", ElementType::Weight, &["C", "2 * G * D"]).noted("keys first"),
-        required("output_weight", ElementType::Weight, &["E", "G * D", "C"]),
+        required(parameter::QUERY_WEIGHT, ElementType::Weight, &["E", "C", "G * D"]),
+        optional(parameter::KV_WEIGHT, ElementType::Weight, &["C", "2 * G * D"]).noted("keys first"),
+        required(parameter::OUTPUT_WEIGHT, ElementType::Weight, &["E", "G * D", "C"]),
         OUTPUT_BIAS,
-        optional("past_key", ElementType::Activation, &["B", "G", "P", "D"]),
-        optional("past_value", ElementType::Activation, &["B", "G", "P", "D"]),
-        optional("cos_cache", ElementType::Float32, &["positions", "D / 2"]),
-        optional("sin_cache", ElementType::Float32, &["positions", "D / 2"]),
-        optional("position_ids", ElementType::Int64, &["B", "T"]),
+        optional(parameter::PAST_KEY, ElementType::Activation, &["B", "G", "P", "D"]),
+        optional(parameter::PAST_VALUE, ElementType::Activation, &["B", "G", "P", "D"]),
+        optional(parameter::COS_CACHE, ElementType::Float32, &["positions", "D / 2"]),
+        optional(parameter::SIN_CACHE, ElementType::Float32, &["positions", "D / 2"]),
+        optional(parameter::POSITION_IDS, ElementType::Int64, &["B", "T"]),
         ROUTER_INPUT,
         QUERY_SCALE,
-        scale("kv_scale", &["2 * G * D"], "of int8; [ceil(C / 32), 2 * G * D] of int4"),
+        scale(parameter::KV_SCALE, &["2 * G * D"], "of int8; [ceil(C / 32), 2 * G * D] of int4"),
         OUTPUT_SCALE,
     ],
     outputs: &[
-        required("output", ElementType::Activation, &["B", "T", "C"]),
-        optional("present_key", ElementType::Activation, &["B", "G", "P + T", "D"]),
-        optional("present_value", ElementType::Activation, &["B", "G", "P + T", "D"]),
+        required(parameter::OUTPUT, ElementType::Activation, &["B", "T", "C"]),
+        optional(parameter::PRESENT_KEY, ElementType::Activation, &["B", "G", "P + T", "D"]),
+        optional(parameter::PRESENT_VALUE, ElementType::Activation, &["B", "G", "P + T", "D"]),
         TOPK_INDICES,
         TOPK_WEIGHTS,
     ],
     attributes: &[
         TOP_K,
         KV_NUM_HEADS,
-        attribute("causal", AttributeKind::Int),
+        attribute(attribute::CAUSAL, AttributeKind::Int),
         SCALE,
         GATE_MODE,
         SKIP_PADDED_QUERIES,
-        attribute("attention_mode", AttributeKind::String),
+        attribute(attribute::ATTENTION_MODE, AttributeKind::String),
     ],
     is_for_processors: false,
 };
@@ -211,19 +219,19 @@ pub const SELF_ATTENTION: Operator = Operator {
 pub const CROSS_ATTENTION: Operator = Operator {
     name: "MoACrossAttention",
     inputs: &[
-        required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
-        required("key", ElementType::Activation, &["B", "G", "S", "D"]),
-        required("value", ElementType::Activation, &["B", "G", "S", "D"]),
-        required("key_mask", ElementType::Int32, &["B", "S"]).noted("1 for a real token, 0 for padding"),
-        required("query_mask", ElementType::Int32, &["B", "T"]).noted("1 for a real token, 0 for padding"),
-        required("router_weight", ElementType::Float32, &["C", "E"]),
-        required("query_weight", ElementType::Weight, &["E", "C", "G * D"]),
-        required("output_weight", ElementType::Weight, &["E", "G * D", "C"]),
+        required(parameter::HIDDEN_STATES, ElementType::Activation, &["B", "T", "C"]),
+        required(parameter::KEY, ElementType::Activation, &["B", "G", "S", "D"]),
+        required(parameter::VALUE, ElementType::Activation, &["B", "G", "S", "D"]),
+        required(parameter::KEY_MASK, ElementType::Int32, &["B", "S"]).noted("1 for a real token, 0 for padding"),
+        required(parameter::QUERY_MASK, ElementType::Int32, &["B", "T"]).noted("1 for a real token, 0 for padding"),
+        required(parameter::ROUTER_WEIGHT, ElementType::Float32, &["C", "E"]),
+        required(parameter::QUERY_WEIGHT, ElementType::Weight, &["E", "C", "G * D"]),
+        required(parameter::OUTPUT_WEIGHT, ElementType::Weight, &["E", "G * D", "C"]),
         OUTPUT_BIAS,
         QUERY_SCALE,
         OUTPUT_SCALE,
     ],
-    outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
+    outputs: &[required(parameter::OUTPUT, ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[TOP_K, KV_NUM_HEADS, SCALE, GATE_MODE, SKIP_PADDED_QUERIES],
     is_for_processors: false,
 };
@@ -232,21 +240,21 @@ pub const CROSS_ATTENTION: Operator = Operator {
 pub const FEED_FORWARD: Operator = Operator {
     name: "MoEFeedForward",
     inputs: &[
-        required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
+        required(parameter::HIDDEN_STATES, ElementType::Activation, &["B", "T", "C"]),
         ROUTER_WEIGHT,
-        required("input_weight", ElementType::Weight, &["E", "C", "F"]).noted("or [E, C, 2 * F] where gated"),
-        required("output_weight", ElementType::Weight, &["E", "F", "C"]),
+        required(parameter::INPUT_WEIGHT, ElementType::Weight, &["E", "C", "F"]).noted("or [E, C, 2 * F] where gated"),
+        required(parameter::OUTPUT_WEIGHT, ElementType::Weight, &["E", "F", "C"]),
         OUTPUT_BIAS,
         ROUTER_INPUT,
-        scale("input_scale", &["E", "F"], "of int8; [E, ceil(C / 32), F] of int4; 2 * F where gated"),
-        scale("output_scale", &["E", "C"], "of int8; [E, ceil(F / 32), C] of int4"),
+        scale(parameter::INPUT_SCALE, &["E", "F"], "of int8; [E, ceil(C / 32), F] of int4; 2 * F where gated"),
+        scale(parameter::OUTPUT_SCALE, &["E", "C"], "of int8; [E, ceil(F / 32), C] of int4"),
     ],
-    outputs: &[required("output", ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
+    outputs: &[required(parameter::OUTPUT, ElementType::Activation, &["B", "T", "C"]), TOPK_INDICES, TOPK_WEIGHTS],
     attributes: &[
         TOP_K,
         GATE_MODE,
-        attribute("activation", AttributeKind::String),
-        attribute("gated", AttributeKind::Int),
+        attribute(attribute::ACTIVATION, AttributeKind::String),
+        attribute(attribute::GATED, AttributeKind::Int),
     ],
     is_for_processors: false,
 };
@@ -255,11 +263,11 @@ pub const FEED_FORWARD: Operator = Operator {
 pub const LM_HEAD: Operator = Operator {
     name: "LMHead",
     inputs: &[
-        required("hidden_states", ElementType::Activation, &["B", "T", "C"]),
-        required("output_weight", ElementType::Weight, &["C", "V"]),
-        scale("output_scale", &["V"], "of int8; [ceil(C / 32), V] of int4"),
+        required(parameter::HIDDEN_STATES, ElementType::Activation, &["B", "T", "C"]),
+        required(parameter::OUTPUT_WEIGHT, ElementType::Weight, &["C", "V"]),
+        scale(parameter::OUTPUT_SCALE, &["V"], "of int8; [ceil(C / 32), V] of int4"),
     ],
-    outputs: &[required("logits", ElementType::Activation, &["B", "T", "V"])],
+    outputs: &[required(parameter::LOGITS, ElementType::Activation, &["B", "T", "V"])],
     attributes: &[],
     is_for_processors: true,
 };
@@ -287,30 +295,30 @@ pub const OPERATORS: [Operator; 4] = [SELF_ATTENTION, CROSS_ATTENTION, FEED_FORW
 /// Positions of the parameters of [`SELF_ATTENTION`].
 #[allow(missing_docs)]
 pub mod self_attention {
-    use super::SELF_ATTENTION;
+    use super::{SELF_ATTENTION, parameter};
 
-    pub const HIDDEN_STATES: usize = SELF_ATTENTION.input("hidden_states");
-    pub const ATTENTION_MASK: usize = SELF_ATTENTION.input("attention_mask");
-    pub const ROUTER_WEIGHT: usize = SELF_ATTENTION.input("router_weight");
-    pub const QUERY_WEIGHT: usize = SELF_ATTENTION.input("query_weight");
-    pub const KV_WEIGHT: usize = SELF_ATTENTION.input("kv_weight");
-    pub const OUTPUT_WEIGHT: usize = SELF_ATTENTION.input("output_weight");
-    pub const OUTPUT_BIAS: usize = SELF_ATTENTION.input("output_bias");
-    pub const PAST_KEY: usize = SELF_ATTENTION.input("past_key");
-    pub const PAST_VALUE: usize = SELF_ATTENTION.input("past_value");
-    pub const COS_CACHE: usize = SELF_ATTENTION.input("cos_cache");
-    pub const SIN_CACHE: usize = SELF_ATTENTION.input("sin_cache");
-    pub const POSITION_IDS: usize = SELF_ATTENTION.input("position_ids");
-    pub const ROUTER_INPUT: usize = SELF_ATTENTION.input("router_input");
-    pub const QUERY_SCALE: usize = SELF_ATTENTION.input("query_scale");
-    pub const KV_SCALE: usize = SELF_ATTENTION.input("kv_scale");
-    pub const OUTPUT_SCALE: usize = SELF_ATTENTION.input("output_scale");
+    pub const HIDDEN_STATES: usize = SELF_ATTENTION.input(parameter::HIDDEN_STATES);
+    pub const ATTENTION_MASK: usize = SELF_ATTENTION.input(parameter::ATTENTION_MASK);
+    pub const ROUTER_WEIGHT: usize = SELF_ATTENTION.input(parameter::ROUTER_WEIGHT);
+    pub const QUERY_WEIGHT: usize = SELF_ATTENTION.input(parameter::QUERY_WEIGHT);
+    pub const KV_WEIGHT: usize = SELF_ATTENTION.input(parameter::KV_WEIGHT);
+    pub const OUTPUT_WEIGHT: usize = SELF_ATTENTION.input(parameter::OUTPUT_WEIGHT);
+    pub const OUTPUT_BIAS: usize = SELF_ATTENTION.input(parameter::OUTPUT_BIAS);
+    pub const PAST_KEY: usize = SELF_ATTENTION.input(parameter::PAST_KEY);
+    pub const PAST_VALUE: usize = SELF_ATTENTION.input(parameter::PAST_VALUE);
+    pub const COS_CACHE: usize = SELF_ATTENTION.input(parameter::COS_CACHE);
+    pub const SIN_CACHE: usize = SELF_ATTENTION.input(parameter::SIN_CACHE);
+    pub const POSITION_IDS: usize = SELF_ATTENTION.input(parameter::POSITION_IDS);
+    pub const ROUTER_INPUT: usize = SELF_ATTENTION.input(parameter::ROUTER_INPUT);
+    pub const QUERY_SCALE: usize = SELF_ATTENTION.input(parameter::QUERY_SCALE);
+    pub const KV_SCALE: usize = SELF_ATTENTION.input(parameter::KV_SCALE);
+    pub const OUTPUT_SCALE: usize = SELF_ATTENTION.input(parameter::OUTPUT_SCALE);
 
-    pub const OUTPUT: usize = SELF_ATTENTION.output("output");
-    pub const PRESENT_KEY: usize = SELF_ATTENTION.output("present_key");
-    pub const PRESENT_VALUE: usize = SELF_ATTENTION.output("present_value");
-    pub const TOPK_INDICES: usize = SELF_ATTENTION.output("topk_indices");
-    pub const TOPK_WEIGHTS: usize = SELF_ATTENTION.output("topk_weights");
+    pub const OUTPUT: usize = SELF_ATTENTION.output(parameter::OUTPUT);
+    pub const PRESENT_KEY: usize = SELF_ATTENTION.output(parameter::PRESENT_KEY);
+    pub const PRESENT_VALUE: usize = SELF_ATTENTION.output(parameter::PRESENT_VALUE);
+    pub const TOPK_INDICES: usize = SELF_ATTENTION.output(parameter::TOPK_INDICES);
+    pub const TOPK_WEIGHTS: usize = SELF_ATTENTION.output(parameter::TOPK_WEIGHTS);
 
     /// The pasts, and the outputs that are the same memory where caches are shared.
     pub const SHARED_CACHES: [(usize, usize); 2] = [(PAST_KEY, PRESENT_KEY), (PAST_VALUE, PRESENT_VALUE)];
@@ -319,54 +327,54 @@ pub mod self_attention {
 /// Positions of the parameters of [`CROSS_ATTENTION`].
 #[allow(missing_docs)]
 pub mod cross_attention {
-    use super::CROSS_ATTENTION;
+    use super::{CROSS_ATTENTION, parameter};
 
-    pub const HIDDEN_STATES: usize = CROSS_ATTENTION.input("hidden_states");
-    pub const KEY: usize = CROSS_ATTENTION.input("key");
-    pub const VALUE: usize = CROSS_ATTENTION.input("value");
-    pub const KEY_MASK: usize = CROSS_ATTENTION.input("key_mask");
-    pub const QUERY_MASK: usize = CROSS_ATTENTION.input("query_mask");
-    pub const ROUTER_WEIGHT: usize = CROSS_ATTENTION.input("router_weight");
-    pub const QUERY_WEIGHT: usize = CROSS_ATTENTION.input("query_weight");
-    pub const OUTPUT_WEIGHT: usize = CROSS_ATTENTION.input("output_weight");
-    pub const OUTPUT_BIAS: usize = CROSS_ATTENTION.input("output_bias");
-    pub const QUERY_SCALE: usize = CROSS_ATTENTION.input("query_scale");
-    pub const OUTPUT_SCALE: usize = CROSS_ATTENTION.input("output_scale");
+    pub const HIDDEN_STATES: usize = CROSS_ATTENTION.input(parameter::HIDDEN_STATES);
+    pub const KEY: usize = CROSS_ATTENTION.input(parameter::KEY);
+    pub const VALUE: usize = CROSS_ATTENTION.input(parameter::VALUE);
+    pub const KEY_MASK: usize = CROSS_ATTENTION.input(parameter::KEY_MASK);
+    pub const QUERY_MASK: usize = CROSS_ATTENTION.input(parameter::QUERY_MASK);
+    pub const ROUTER_WEIGHT: usize = CROSS_ATTENTION.input(parameter::ROUTER_WEIGHT);
+    pub const QUERY_WEIGHT: usize = CROSS_ATTENTION.input(parameter::QUERY_WEIGHT);
+    pub const OUTPUT_WEIGHT: usize = CROSS_ATTENTION.input(parameter::OUTPUT_WEIGHT);
+    pub const OUTPUT_BIAS: usize = CROSS_ATTENTION.input(parameter::OUTPUT_BIAS);
+    pub const QUERY_SCALE: usize = CROSS_ATTENTION.input(parameter::QUERY_SCALE);
+    pub const OUTPUT_SCALE: usize = CROSS_ATTENTION.input(parameter::OUTPUT_SCALE);
 
-    pub const OUTPUT: usize = CROSS_ATTENTION.output("output");
-    pub const TOPK_INDICES: usize = CROSS_ATTENTION.output("topk_indices");
-    pub const TOPK_WEIGHTS: usize = CROSS_ATTENTION.output("topk_weights");
+    pub const OUTPUT: usize = CROSS_ATTENTION.output(parameter::OUTPUT);
+    pub const TOPK_INDICES: usize = CROSS_ATTENTION.output(parameter::TOPK_INDICES);
+    pub const TOPK_WEIGHTS: usize = CROSS_ATTENTION.output(parameter::TOPK_WEIGHTS);
 }
 
 /// Positions of the parameters of [`FEED_FORWARD`].
 #[allow(missing_docs)]
 pub mod feed_forward {
-    use super::FEED_FORWARD;
+    use super::{FEED_FORWARD, parameter};
 
-    pub const HIDDEN_STATES: usize = FEED_FORWARD.input("hidden_states");
-    pub const ROUTER_WEIGHT: usize = FEED_FORWARD.input("router_weight");
-    pub const INPUT_WEIGHT: usize = FEED_FORWARD.input("input_weight");
-    pub const OUTPUT_WEIGHT: usize = FEED_FORWARD.input("output_weight");
-    pub const OUTPUT_BIAS: usize = FEED_FORWARD.input("output_bias");
-    pub const ROUTER_INPUT: usize = FEED_FORWARD.input("router_input");
-    pub const INPUT_SCALE: usize = FEED_FORWARD.input("input_scale");
-    pub const OUTPUT_SCALE: usize = FEED_FORWARD.input("output_scale");
+    pub const HIDDEN_STATES: usize = FEED_FORWARD.input(parameter::HIDDEN_STATES);
+    pub const ROUTER_WEIGHT: usize = FEED_FORWARD.input(parameter::ROUTER_WEIGHT);
+    pub const INPUT_WEIGHT: usize = FEED_FORWARD.input(parameter::INPUT_WEIGHT);
+    pub const OUTPUT_WEIGHT: usize = FEED_FORWARD.input(parameter::OUTPUT_WEIGHT);
+    pub const OUTPUT_BIAS: usize = FEED_FORWARD.input(parameter::OUTPUT_BIAS);
+    pub const ROUTER_INPUT: usize = FEED_FORWARD.input(parameter::ROUTER_INPUT);
+    pub const INPUT_SCALE: usize = FEED_FORWARD.input(parameter::INPUT_SCALE);
+    pub const OUTPUT_SCALE: usize = FEED_FORWARD.input(parameter::OUTPUT_SCALE);
 
-    pub const OUTPUT: usize = FEED_FORWARD.output("output");
-    pub const TOPK_INDICES: usize = FEED_FORWARD.output("topk_indices");
-    pub const TOPK_WEIGHTS: usize = FEED_FORWARD.output("topk_weights");
+    pub const OUTPUT: usize = FEED_FORWARD.output(parameter::OUTPUT);
+    pub const TOPK_INDICES: usize = FEED_FORWARD.output(parameter::TOPK_INDICES);
+    pub const TOPK_WEIGHTS: usize = FEED_FORWARD.output(parameter::TOPK_WEIGHTS);
 }
 
 /// Positions of the parameters of [`LM_HEAD`].
 #[allow(missing_docs)]
 pub mod lm_head {
-    use super::LM_HEAD;
+    use super::{LM_HEAD, parameter};
 
-    pub const HIDDEN_STATES: usize = LM_HEAD.input("hidden_states");
-    pub const OUTPUT_WEIGHT: usize = LM_HEAD.input("output_weight");
-    pub const OUTPUT_SCALE: usize = LM_HEAD.input("output_scale");
+    pub const HIDDEN_STATES: usize = LM_HEAD.input(parameter::HIDDEN_STATES);
+    pub const OUTPUT_WEIGHT: usize = LM_HEAD.input(parameter::OUTPUT_WEIGHT);
+    pub const OUTPUT_SCALE: usize = LM_HEAD.input(parameter::OUTPUT_SCALE);
 
-    pub const LOGITS: usize = LM_HEAD.output("logits");
+    pub const LOGITS: usize = LM_HEAD.output(parameter::LOGITS);
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Names of the values that hold the routing of a module.
 
+use crate::parameter;
+
 /// What a value says of each token's `k` experts, `[B, T, k]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoutingPart {
@@ -27,8 +29,8 @@ impl RoutingPart {
     /// The output of an operator that it is.
     pub const fn output(self) -> &'static str {
         match self {
-            Self::Indices => "topk_indices",
-            Self::Weights => "topk_weights",
+            Self::Indices => parameter::TOPK_INDICES,
+            Self::Weights => parameter::TOPK_WEIGHTS,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Attributes, CrossAttentionDims, ElementType, FeedForwardDims, LmHeadDims, Parameter, SelfAttentionDims, ShapeError,
-    self_attention as own,
+    parameter, self_attention as own,
 };
 
 /// What a node reads as one of its inputs.
@@ -65,7 +65,7 @@ impl Sizes {
         };
         let inputs = || attributes.operator().inputs.iter().zip(given);
         let is_given = |name| inputs().any(|(input, given)| input.name == name && *given != Given::Absent);
-        let has_router_input = is_given("router_input");
+        let has_router_input = is_given(parameter::ROUTER_INPUT);
         let mut sizes = Self { known: Vec::new(), top_k, kv_heads, gated, has_router_input };
         for of_matrices in [true, false] {
             let wanted = inputs().filter(|(input, _)| (input.element == ElementType::Weight) == of_matrices);
@@ -95,8 +95,8 @@ impl Sizes {
     /// The symbol of a dimension of `input`, which notes of the contract may change.
     fn symbol(&self, input: &Parameter, symbol: &'static str) -> &'static str {
         match symbol {
-            "C" if input.name == "router_weight" && self.has_router_input => "R",
-            "F" if input.name == "input_weight" && self.gated => "2 * F",
+            "C" if input.name == parameter::ROUTER_WEIGHT && self.has_router_input => "R",
+            "F" if input.name == parameter::INPUT_WEIGHT && self.gated => "2 * F",
             symbol => symbol,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_schema::{CrossAttentionAttributes, FeedForwardAttributes, SelfAttentionAttributes};
+use moa_schema::{CrossAttentionAttributes, FeedForwardAttributes, SelfAttentionAttributes, attribute};
 
 use crate::graph::Attribute;
 
@@ -23,32 +23,32 @@ pub(super) fn scale(head_size: usize) -> f32 {
 
 pub(super) fn self_attributes(a: &SelfAttentionAttributes) -> BTreeMap<String, Attribute> {
     attributes([
-        ("top_k", int(a.top_k)),
-        ("kv_num_heads", int(a.kv_num_heads)),
-        ("causal", int(usize::from(a.causal))),
-        ("scale", Attribute::Float(a.scale)),
-        ("gate_mode", Attribute::Text(a.gate_mode.as_str().into())),
-        ("skip_padded_queries", int(usize::from(a.skip_padded_queries))),
-        ("attention_mode", Attribute::Text(a.attention_mode.as_str().into())),
+        (attribute::TOP_K, int(a.top_k)),
+        (attribute::KV_NUM_HEADS, int(a.kv_num_heads)),
+        (attribute::CAUSAL, int(usize::from(a.causal))),
+        (attribute::SCALE, Attribute::Float(a.scale)),
+        (attribute::GATE_MODE, Attribute::Text(a.gate_mode.as_str().into())),
+        (attribute::SKIP_PADDED_QUERIES, int(usize::from(a.skip_padded_queries))),
+        (attribute::ATTENTION_MODE, Attribute::Text(a.attention_mode.as_str().into())),
     ])
 }
 
 pub(super) fn cross_attributes(a: &CrossAttentionAttributes) -> BTreeMap<String, Attribute> {
     attributes([
-        ("top_k", int(a.top_k)),
-        ("kv_num_heads", int(a.kv_num_heads)),
-        ("scale", Attribute::Float(a.scale)),
-        ("gate_mode", Attribute::Text(a.gate_mode.as_str().into())),
-        ("skip_padded_queries", int(usize::from(a.skip_padded_queries))),
+        (attribute::TOP_K, int(a.top_k)),
+        (attribute::KV_NUM_HEADS, int(a.kv_num_heads)),
+        (attribute::SCALE, Attribute::Float(a.scale)),
+        (attribute::GATE_MODE, Attribute::Text(a.gate_mode.as_str().into())),
+        (attribute::SKIP_PADDED_QUERIES, int(usize::from(a.skip_padded_queries))),
     ])
 }
 
 pub(super) fn feed_forward_attributes(a: &FeedForwardAttributes) -> BTreeMap<String, Attribute> {
     attributes([
-        ("top_k", int(a.top_k)),
-        ("gate_mode", Attribute::Text(a.gate_mode.as_str().into())),
-        ("activation", Attribute::Text(a.activation.as_str().into())),
-        ("gated", int(usize::from(a.gated))),
+        (attribute::TOP_K, int(a.top_k)),
+        (attribute::GATE_MODE, Attribute::Text(a.gate_mode.as_str().into())),
+        (attribute::ACTIVATION, Attribute::Text(a.activation.as_str().into())),
+        (attribute::GATED, int(usize::from(a.gated))),
     ])
 }
 

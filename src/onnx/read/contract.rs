@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use moa_schema::{
     ACCURACY_LEVEL, AccuracyLevel, AttributeKind, AttributeSource, Attributes, DOMAIN, FloatType, Given, IntegerType,
     MatrixType, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS,
-    accuracy_level, check_constants, other_version,
+    accuracy_level, attribute, check_constants, other_version,
 };
 
 use super::error::{Fault, shown};
@@ -52,7 +52,7 @@ impl<'a> Bodies<'a> {
     /// Refuses a node whose body was written for another number of experts.
     fn check_top_k(&self, node: &NodeProto) -> Result<(), String> {
         let chosen = self.0.get(&(node.op_type.as_str(), node.overload.as_str()));
-        let (Some(chosen), Some(top_k)) = (chosen, node.int_attribute("top_k")) else { return Ok(()) };
+        let (Some(chosen), Some(top_k)) = (chosen, node.int_attribute(attribute::TOP_K)) else { return Ok(()) };
         match chosen.first() {
             Some(other) if !chosen.contains(&top_k) => {
                 Err(format!("attribute `top_k` is {top_k}, and the body of its function chooses {other}"))

@@ -37,7 +37,7 @@ pub use error::ReadError;
 use external::DataFiles;
 pub(super) use limits::MAX_DECODED;
 pub use lookups::PositionTable;
-pub(crate) use operator_node::{READ_BY_ROUTERS, module_of, operator_input, operator_of};
+pub(crate) use operator_node::{module_of, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;
 

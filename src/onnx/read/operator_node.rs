@@ -1,12 +1,12 @@
-//! Nodes of our operators, and the names by which routing leaves a graph.
+//! Nodes of our operators: which operator, what it reads, which module it computes.
 
-use moa_schema::{DOMAIN, OPERATORS, Operator, PRESENT_INPUTS};
+use moa_schema::{Operator, PRESENT_INPUTS};
 
 use crate::onnx::proto::NodeProto;
 
 /// The operator that `node` calls, where it is one of ours.
 pub(crate) fn operator_of(node: &NodeProto) -> Option<&'static Operator> {
-    OPERATORS.iter().find(|operator| node.domain == DOMAIN && node.op_type == operator.name)
+    Operator::called(&node.domain, &node.op_type)
 }
 
 /// What a node of ours reads as its parameter `parameter`, where it reads one.
@@ -30,9 +30,6 @@ pub(super) fn input(node: &NodeProto, present: Option<i64>, index: usize) -> Opt
     node.input.get(place).map(String::as_str).filter(|name| !name.is_empty())
 }
 
-/// What a router reads: the input of its own, or where there is none the hidden states.
-pub(crate) const READ_BY_ROUTERS: [&str; 2] = ["router_input", "hidden_states"];
-
 /// The module that a node of ours computes; empty for a layer that is a whole model, whose node has its operator's
 /// name.
 pub(crate) fn module_of(node: &NodeProto) -> &str {
@@ -41,6 +38,8 @@ pub(crate) fn module_of(node: &NodeProto) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use moa_schema::DOMAIN;
+
     use super::*;
     use crate::onnx::proto::AttributeProto;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_schema::interface::ATTENTION_MASK;
+use moa_schema::{interface::ATTENTION_MASK, parameter};
 
 use super::{LONGEST_CHAIN, OnnxFile, PositionTable, ValueInfo, operator_input};
 use crate::{
@@ -33,7 +33,7 @@ impl OnnxFile {
     pub fn given_positions(&self) -> BTreeMap<String, i64> {
         let rows = |table: &str| self.initializer(table)?.dims.first().copied();
         let ours = self.rotary_operators().filter_map(|(node, table)| {
-            let ids = operator_input(node, "position_ids")?;
+            let ids = operator_input(node, parameter::POSITION_IDS)?;
             Some((self.graph_input_behind(ids)?, rows(table)?))
         });
         let tables = self.guarded_lookups().into_iter().filter(|(_, tables)| tables.len() > 1);
@@ -52,7 +52,7 @@ impl OnnxFile {
         let mut rotary = self.rotary_operators();
         let of_rotary = || {
             let (node, _) = rotary.next()?;
-            let mask = self.graph_input_behind(operator_input(node, "attention_mask")?)?;
+            let mask = self.graph_input_behind(operator_input(node, parameter::ATTENTION_MASK)?)?;
             Some((mask, self.position_tables().into_iter().min_by_key(|table| table.positions)?))
         };
         self.counted_positions().or_else(of_rotary)
@@ -106,7 +106,7 @@ impl OnnxFile {
 
     /// Operators of ours that rotate, with the names of their tables.
     pub(super) fn rotary_operators(&self) -> impl Iterator<Item = (&NodeProto, &str)> {
-        self.nodes().filter_map(|node| Some((node, operator_input(node, "cos_cache")?)))
+        self.nodes().filter_map(|node| Some((node, operator_input(node, parameter::COS_CACHE)?)))
     }
 
     /// The input of the graph that `name` is, or was before casts.
