@@ -5,10 +5,6 @@ use std::collections::BTreeSet;
 use crate::onnx::proto::{ModelProto, NodeProto};
 use crate::onnx::read::for_each_node;
 
-/// Domain of ONNX Runtime's own operators.
-#[cfg(feature = "tract")]
-pub(super) const RUNTIME_DOMAIN: &str = "com.microsoft";
-
 /// Names of the operators of the `ai.moa` domain that the model uses.
 pub(super) fn used(model: &ModelProto) -> BTreeSet<String> {
     of_domain(model, moa_schema::DOMAIN)

@@ -53,7 +53,7 @@ impl Backend for TractBackend {
                 help: Some("export with --dtype fp32, --dtype fp16 or --dtype int8"),
             });
         }
-        match operators::of_domain(model.model(), operators::RUNTIME_DOMAIN).first() {
+        match operators::of_domain(model.model(), moa_schema::RUNTIME_DOMAIN).first() {
             Some(name) => Err(BackendError::Unsupported {
                 why: format!("the model has ONNX Runtime's own operator {name}, and tract has no such operator"),
                 help: Some("give the file as moa-export wrote it, or leave out this backend"),

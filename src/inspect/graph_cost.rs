@@ -6,7 +6,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use moa_graphs::families::model_types;
-use moa_schema::{CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, SELF_ATTENTION, attribute, parameter};
+use moa_schema::{
+    CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, RUNTIME_DOMAIN, SELF_ATTENTION, attribute, interface::MEMORY,
+    parameter,
+};
 
 use super::{
     cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
@@ -91,7 +94,7 @@ fn layers(by_file: &BTreeMap<String, u64>) -> Vec<u64> {
 fn told(files: &[OnnxFile], family: Option<&str>) -> (Told, Vec<String>) {
     let operators = operators_of(files);
     let has_ours = operators.iter().any(|(domain, _)| *domain == DOMAIN);
-    let has_runtime = operators.contains(&("com.microsoft", "MultiHeadAttention"));
+    let has_runtime = operators.contains(&(RUNTIME_DOMAIN, "MultiHeadAttention"));
     let is_dense = matches!(family, Some(model_types::TRANSFORMER | model_types::ROBERTA));
     match family {
         None => {
@@ -233,7 +236,7 @@ impl<'a> Walk<'a> {
                 (DOMAIN, _) if is(node, &SELF_ATTENTION) => self.routed_attention(node, &SELF_ATTENTION, ledger),
                 (DOMAIN, _) if is(node, &CROSS_ATTENTION) => self.routed_attention(node, &CROSS_ATTENTION, ledger),
                 (DOMAIN, _) if is(node, &FEED_FORWARD) => self.routed_feed_forward(node, ledger),
-                ("com.microsoft", "MultiHeadAttention") => self.runtime_attention(node, ledger),
+                (RUNTIME_DOMAIN, "MultiHeadAttention") => self.runtime_attention(node, ledger),
                 _ if operands(node).is_some() => self.product(node, ledger),
                 _ => ledger.uncounted.note_unknown(node),
             }
@@ -250,7 +253,7 @@ impl<'a> Walk<'a> {
             return;
         };
         let rows = operands(node).and_then(|operands| node.input.get(operands.rows));
-        let is_memory = rows.is_some_and(|rows| self.unrounded(rows) == "memory");
+        let is_memory = rows.is_some_and(|rows| self.unrounded(rows) == MEMORY);
         let part = self.part_of(stored_name(&tensor.name), false);
         let all = if is_memory { self.lengths.source } else { self.tokens() };
         let tokens = if part == OUTPUT && self.last_logits { 1 } else { all };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_schema::{DOMAIN, LM_HEAD, lm_head};
+use moa_schema::{DOMAIN, LM_HEAD, RUNTIME_DOMAIN, lm_head};
 
 use crate::onnx::proto::{NodeProto, TensorProto, tensor_proto::DataType};
 
@@ -25,13 +25,13 @@ pub(super) struct Operands {
 /// Where the operands of a product stand; `None` for every other node.
 pub(super) fn operands(node: &NodeProto) -> Option<Operands> {
     let (matrix, bias) = match (node.domain.as_str(), node.op_type.as_str()) {
-        ("", "MatMul" | "MatMulInteger") | ("com.microsoft", "FusedMatMul" | "TransposeMatMul") => (1, None),
-        ("", "Gemm") | ("com.microsoft", "FusedGemm") => (1, Some(2)),
-        ("com.microsoft", "DynamicQuantizeMatMul") => (1, Some(4)),
-        ("com.microsoft", "MatMulIntegerToFloat") => (1, Some(6)),
+        ("", "MatMul" | "MatMulInteger") | (RUNTIME_DOMAIN, "FusedMatMul" | "TransposeMatMul") => (1, None),
+        ("", "Gemm") | (RUNTIME_DOMAIN, "FusedGemm") => (1, Some(2)),
+        (RUNTIME_DOMAIN, "DynamicQuantizeMatMul") => (1, Some(4)),
+        (RUNTIME_DOMAIN, "MatMulIntegerToFloat") => (1, Some(6)),
         (DOMAIN, name) if name == LM_HEAD.name => (lm_head::OUTPUT_WEIGHT, None),
         ("", "QLinearMatMul") => (3, None),
-        ("com.microsoft", "QGemm") => (3, Some(6)),
+        (RUNTIME_DOMAIN, "QGemm") => (3, Some(6)),
         _ => return None,
     };
     Some(Operands { rows: 0, matrix, bias })
@@ -52,7 +52,7 @@ pub(super) struct Uncounted {
 impl Uncounted {
     /// Notes a node that multiplies, or of which nobody here knows whether it does.
     pub(super) fn note_unknown(&mut self, node: &NodeProto) {
-        let is_known = matches!(node.domain.as_str(), "" | "com.microsoft");
+        let is_known = matches!(node.domain.as_str(), "" | RUNTIME_DOMAIN);
         if !is_known || MULTIPLIERS.iter().any(|part| node.op_type.contains(part)) {
             self.note(node);
         }

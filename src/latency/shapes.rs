@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, TryReserveError};
 
 use moa_schema::interface::POSITION_IDS;
+pub use moa_schema::interface::axis::{BATCH, PAST, SEQUENCE, SOURCE};
 
 use super::LatencyError;
 use crate::{
@@ -14,15 +15,6 @@ use crate::{
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
 };
-
-/// Name of the axis of rows.
-pub const BATCH: &str = "batch";
-/// Name of the axis of new tokens.
-pub const SEQUENCE: &str = "sequence";
-/// Name of the axis of tokens that attention reads besides the new ones' own past.
-pub const SOURCE: &str = "source";
-/// Name of the axis of tokens whose keys and values are cached.
-pub const PAST: &str = "past_sequence";
 
 /// Largest value of a float input, as of a normalised row.
 const FLOAT_RANGE: f32 = 1.7;

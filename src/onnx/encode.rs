@@ -4,9 +4,7 @@ use std::io;
 
 use moa_graphs::{
     WeightError,
-    graph::{
-        Attribute, Buffers, Constant, DType, Data, Dim, Function, Graph, Initializer, Node, RUNTIME_DOMAIN, ValueInfo,
-    },
+    graph::{Attribute, Buffers, Constant, DType, Data, Dim, Function, Graph, Initializer, Node, ValueInfo},
 };
 use prost::bytes::Bytes;
 
@@ -133,8 +131,8 @@ fn opset_imports(graph: &Graph, opset: i64) -> Vec<OperatorSetIdProto> {
     if graph.nodes.iter().any(|node| node.op.domain == moa_schema::DOMAIN) {
         imports.push(OperatorSetIdProto { domain: moa_schema::DOMAIN.into(), version: moa_schema::OPSET_VERSION });
     }
-    if graph.nodes.iter().any(|node| node.op.domain == RUNTIME_DOMAIN) {
-        imports.push(OperatorSetIdProto { domain: RUNTIME_DOMAIN.into(), version: 1 });
+    if graph.nodes.iter().any(|node| node.op.domain == moa_schema::RUNTIME_DOMAIN) {
+        imports.push(OperatorSetIdProto { domain: moa_schema::RUNTIME_DOMAIN.into(), version: 1 });
     }
     imports
 }

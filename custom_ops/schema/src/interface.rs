@@ -1,4 +1,4 @@
-//! Names of what exported models take and give.
+//! Names of what exported models take and give, and of the axes of that.
 //!
 //! | graph | takes | gives |
 //! |---|---|---|
@@ -35,6 +35,25 @@ pub const OUTPUT: &str = "output";
 pub const LOGITS: &str = "logits";
 /// What an encoder makes of its tokens `[B, S, C]`.
 pub const LAST_HIDDEN_STATE: &str = "last_hidden_state";
+
+/// Names of the axes that have no fixed size.
+pub mod axis {
+    /// Rows `B`.
+    pub const BATCH: &str = "batch";
+    /// New tokens `T`.
+    pub const SEQUENCE: &str = "sequence";
+    /// Tokens `S` that attention reads besides the new ones' own past.
+    pub const SOURCE: &str = "source";
+    /// Tokens `P` whose keys and values are cached.
+    pub const PAST: &str = "past_sequence";
+
+    /// Whether an axis counts tokens of calls before, of which there may be none: all others are of 1 at least. Graphs
+    /// of other programs have other names for the past.
+    #[must_use]
+    pub fn may_be_empty(axis: &str) -> bool {
+        axis.starts_with("past")
+    }
+}
 
 /// Stands for the number of a layer in patterns of names, as `genai_config.json` has them.
 pub const ANY_LAYER: &str = "%d";
@@ -113,6 +132,19 @@ mod tests {
             }
         }
         assert_eq!(past_of(LOGITS), None);
+    }
+
+    #[test]
+    fn only_the_past_may_be_empty() {
+        for (name, expected) in [
+            (axis::PAST, true),
+            ("past_len", true),
+            (axis::BATCH, false),
+            (axis::SEQUENCE, false),
+            (axis::SOURCE, false),
+        ] {
+            assert_eq!(axis::may_be_empty(name), expected, "{name}");
+        }
     }
 
     #[test]

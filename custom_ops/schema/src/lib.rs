@@ -91,7 +91,10 @@ pub use weights::{Given, check_constants};
 /// ONNX domain of the operators.
 pub const DOMAIN: &str = "ai.moa";
 
-/// Version of the domain.
+/// Domain of ONNX Runtime's own operators, version 1.
+pub const RUNTIME_DOMAIN: &str = "com.microsoft";
+
+/// Version of the domain [`DOMAIN`].
 pub const OPSET_VERSION: i64 = 1;
 
 /// Attribute of a node that is written for TensorRT, which knows no absent input before a present one: bit `i` says

@@ -125,9 +125,6 @@ pub struct ValueInfo {
     pub shape: Vec<Dim>,
 }
 
-/// Domain of ONNX Runtime's own operators, version 1.
-pub const RUNTIME_DOMAIN: &str = "com.microsoft";
-
 /// Operator identity.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpId {

@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use moa_schema::RUNTIME_DOMAIN;
+
 use super::{Form, LowerAttention, LowerError, Lowering, attributes::scale, operator::SelfAttentionOutput};
 use crate::{
     FloatType,
-    graph::{Attribute, DType, OpId, RUNTIME_DOMAIN, Value},
+    graph::{Attribute, DType, OpId, Value},
     model::DenseAttention,
 };
 

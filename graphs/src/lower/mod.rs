@@ -18,7 +18,13 @@ mod operator;
 
 use std::collections::BTreeMap;
 
-use moa_schema::{AccuracyLevel, RoutingPart, interface::LOGITS};
+use moa_schema::{
+    AccuracyLevel, RoutingPart,
+    interface::{
+        LOGITS,
+        axis::{BATCH, PAST, SEQUENCE, SOURCE},
+    },
+};
 
 use crate::{
     graph::{Builder, DType, Dim, Graph, Value},
@@ -167,11 +173,6 @@ fn check_products(model: &Model, Options { form, precision, .. }: Options) -> Re
         AccuracyLevel::Bf16 | AccuracyLevel::Int8 => Err(LowerError::NoProducts { precision, place }),
     }
 }
-
-const BATCH: &str = "batch";
-const SEQUENCE: &str = "sequence";
-const SOURCE: &str = "source";
-const PAST: &str = "past_sequence";
 
 /// A graph under construction.
 struct Lowering {

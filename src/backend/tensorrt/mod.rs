@@ -19,7 +19,7 @@ pub use builder::{Plan, PlanRequest};
 pub use error::{EngineError, EngineStage};
 pub use installation::{Installation, Survey};
 
-use moa_schema::FloatType;
+use moa_schema::{FloatType, interface::axis};
 
 use super::{Backend, BackendError, Runner, names, operators, signature::Signature};
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
-        read::{Dim, ValueInfo, is_past},
+        read::{Dim, ValueInfo},
     },
     tensor::NamedTensors,
 };
@@ -76,8 +76,8 @@ impl Ranges {
     fn of(&self, name: &str) -> [u64; 3] {
         let given = self.named.iter().find(|sizes| sizes.name == name).map(|sizes| sizes.sizes);
         given.unwrap_or(match name {
-            "batch" => self.batch,
-            past if is_past(past) => self.past,
+            axis::BATCH => self.batch,
+            past if axis::may_be_empty(past) => self.past,
             _ => self.tokens,
         })
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
+use moa_schema::interface::axis::may_be_empty;
 
 use super::{Code, FOLDER_HELP, Failure, is_engine_name};
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
     file_names::NoGraph,
     files::{ErrorKind, help_with},
     latency::LatencyError,
-    onnx::{EncodeError, ReadError, WriteError, read::is_past},
+    onnx::{EncodeError, ReadError, WriteError},
     parity::{AuditError, VerifyError},
     profile::ProfileError,
     shell::{path_word, word},
@@ -330,7 +331,7 @@ impl From<ShapeProfileError> for Failure {
 
 /// An option for each dimension; only keys and values of the past may be of none.
 fn sizes_of(names: &[String]) -> String {
-    let least = |name: &str| if is_past(name) { "0" } else { "MIN" };
+    let least = |name: &str| if may_be_empty(name) { "0" } else { "MIN" };
     names.iter().map(|name| format!(" --dim {name}={}:OPT:MAX", least(name))).collect()
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use moa_schema::interface::axis::may_be_empty;
+
 /// One dimension of a [`ValueInfo`](super::ValueInfo); in JSON a number, a name or null.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(untagged)]
@@ -23,7 +25,7 @@ impl Dim {
     /// The dimension's name, where no run has `size` of it: of none but the past there may be none.
     pub(crate) fn wrongly_empty(&self, size: u64) -> Option<&str> {
         match self {
-            Self::Symbolic(name) if size == 0 && !is_past(name) => Some(name),
+            Self::Symbolic(name) if size == 0 && !may_be_empty(name) => Some(name),
             _ => None,
         }
     }
@@ -47,11 +49,6 @@ pub(crate) fn terms(name: &str) -> impl Iterator<Item = &str> {
 /// The size of a sum: numbers stand for themselves, and `None` where `size_of` does not know a name.
 pub(crate) fn sum(name: &str, size_of: impl Fn(&str) -> Option<usize>) -> Option<usize> {
     terms(name).try_fold(0usize, |sum, term| sum.checked_add(term.parse().ok().or_else(|| size_of(term))?))
-}
-
-/// Whether an axis counts tokens of calls before, of which there may be none: all others are of 1 at least.
-pub(crate) fn is_past(axis: &str) -> bool {
-    axis.starts_with("past")
 }
 
 #[cfg(test)]

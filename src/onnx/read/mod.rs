@@ -31,7 +31,7 @@ pub use crate::files::ErrorKind;
 use crate::files::name_of;
 pub(crate) use contract::accuracy_of;
 pub use dims::{Dim, dims_text};
-pub(crate) use dims::{is_past, sum, terms};
+pub(crate) use dims::{sum, terms};
 use error::Fault;
 pub use error::ReadError;
 use external::DataFiles;
