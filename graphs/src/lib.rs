@@ -10,6 +10,7 @@
 //! under `model` (its types) and one under `lower` (types to nodes).
 
 mod bodies;
+pub mod derived_name;
 mod error;
 pub mod families;
 mod float;

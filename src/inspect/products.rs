@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use moa_graphs::derived_name;
 use moa_schema::{DOMAIN, LM_HEAD, RUNTIME_DOMAIN, lm_head};
 
 use crate::onnx::proto::{NodeProto, TensorProto, tensor_proto::DataType};
@@ -12,6 +13,9 @@ const MULTIPLIERS: [&str; 12] =
 
 /// Parts of the names of operators whose weights hold several values in one.
 const PACKED: [&str; 4] = ["Bnb4", "BlockQuantized", "NBits", "QMoE"];
+
+/// How ONNX Runtime's quantiser calls the integers of a weight.
+const QUANTIZED: &str = "_quantized";
 
 /// Rows and matrix of a product, by their place among the inputs.
 #[derive(Debug, Clone, Copy)]
@@ -87,28 +91,24 @@ impl Uncounted {
 
 /// Name in the checkpoint of an initializer that may be written transposed, reshaped, quantised or in a second type.
 pub(super) fn stored_name(name: &str) -> &str {
-    let without =
-        |name, endings: &[&str]| endings.iter().find_map(|ending| str::strip_suffix(name, ending)).unwrap_or(name);
-    let name = without(name, &["_quantized", "/int8", "/int4"]);
-    let end = ["/transposed.", "/reshaped."].iter().filter_map(|suffix| name.find(suffix)).min();
-    without(end.map_or(name, |end| &name[..end]), &["/float32", "/float16", "/bfloat16"])
+    derived_name::stored(name.strip_suffix(QUANTIZED).unwrap_or(name))
 }
 
 /// Names of the weights of which one is there, where `name` is that of its scale or zero point.
 pub(super) fn scaled_weights(name: &str) -> Vec<String> {
-    if let Some(base) = name.strip_suffix("/scale") {
-        return ["int8", "int4"].map(|integers| format!("{base}/{integers}")).into();
+    if let Some(ours) = derived_name::scaled(name) {
+        return ours.into();
     }
     let base = ["_scale", "_zero_point"].iter().find_map(|ending| name.strip_suffix(ending));
-    base.map(|base| format!("{base}_quantized")).into_iter().collect()
+    base.map(|base| format!("{base}{QUANTIZED}")).into_iter().collect()
 }
 
 /// Whether the values were trained: no scalar, no list of sizes, no table of positions.
 pub(super) fn is_parameter(tensor: &TensorProto) -> bool {
-    let is_table = stored_name(&tensor.name).ends_with(".sinusoids") || tensor.name.starts_with("rotary.");
+    let is_table = derived_name::is_table(stored_name(&tensor.name));
     let is_number = DataType::try_from(tensor.data_type).is_ok_and(|kind| {
         !matches!(kind, DataType::Undefined | DataType::String | DataType::Bool | DataType::Int32 | DataType::Int64)
-            || kind == DataType::Int32 && tensor.name.ends_with("_quantized")
+            || kind == DataType::Int32 && tensor.name.ends_with(QUANTIZED)
     });
     !tensor.dims.is_empty() && is_number && !is_table
 }
@@ -134,17 +134,18 @@ mod tests {
 
     #[test]
     fn a_weight_has_one_name_however_it_is_written() {
-        let endings = [
-            "",
-            "/transposed.10",
-            "/reshaped.6x4",
-            "/int8",
-            "/transposed.021/int4",
-            "/float32",
-            "/float16/transposed.10",
-        ];
-        for ending in endings {
-            assert_eq!(stored_name(&format!("a.weight{ending}")), "a.weight", "{ending}");
+        let turned = derived_name::turned("a.weight", &[1, 0]);
+        for name in ["a.weight", &turned, "a.weight_quantized", &format!("{turned}_quantized")] {
+            assert_eq!(stored_name(name), "a.weight", "{name}");
         }
+    }
+
+    #[test]
+    fn scales_are_those_of_weights_in_integers() {
+        assert_eq!(scaled_weights(&derived_name::scale("a.weight")), ["a.weight/int8", "a.weight/int4"]);
+        for name in ["a.weight_scale", "a.weight_zero_point"] {
+            assert_eq!(scaled_weights(name), ["a.weight_quantized"], "{name}");
+        }
+        assert_eq!(scaled_weights("a.weight"), [""; 0]);
     }
 }

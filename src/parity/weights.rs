@@ -4,7 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use moa_graphs::graph::{Attribute, Buffers, Data, Graph, Initializer, turned_name};
+use moa_graphs::{
+    derived_name,
+    graph::{Attribute, Buffers, Data, Graph, Initializer},
+};
 
 use super::Watch;
 use crate::onnx::{
@@ -133,7 +136,7 @@ fn turned(graph: &Graph) -> Vec<Initializer> {
         let order: Vec<usize> = order.iter().filter_map(|axis| usize::try_from(*axis).ok()).collect();
         let turned = expr.clone().transposed(&order);
         Some(
-            [output.clone(), turned_name(input, &order)]
+            [output.clone(), derived_name::turned(input, &order)]
                 .map(|name| Initializer { name, data: Data::Weight(turned.clone(), *float) }),
         )
     });

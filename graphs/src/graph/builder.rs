@@ -11,7 +11,7 @@ use super::{
     Attribute, Constant, ConstantValues, DType, Data, Dim, Function, Graph, Initializer, Node, OpId, Quantization,
     ValueInfo, WeightExpr, uses::Uses,
 };
-use crate::{FloatType, Precision};
+use crate::{FloatType, Precision, derived_name};
 
 /// A value of the graph under construction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,12 +27,6 @@ impl Value {
     pub fn name(&self) -> &str {
         &self.0
     }
-}
-
-/// Name of the initializer that holds the weight `name` with its axes reordered.
-pub fn turned_name(name: &str, permutation: &[usize]) -> String {
-    let order: Vec<_> = permutation.iter().map(ToString::to_string).collect();
-    format!("{name}/transposed.{}", order.join(""))
 }
 
 /// Builds one graph, or the body of one operator.
@@ -120,12 +114,12 @@ impl Builder {
     }
 
     /// A trained weight as the initializer `name` of the type `float`; the same name is added once, or once for each
-    /// type: those after the first are called `{name}/{float}`.
+    /// type: those after the first are called [`derived_name::of_type`].
     ///
     /// What [`Self::transpose`] and [`Self::reshape_static`] make of it has the same type.
     pub fn weight_as(&mut self, name: &str, expr: impl Into<WeightExpr>, float: FloatType) -> Value {
         if self.weights.get(name).is_some_and(|(_, known)| *known != float) {
-            return self.weight_as(&format!("{name}/{float}"), expr, float);
+            return self.weight_as(&derived_name::of_type(name, float), expr, float);
         }
         if self.names.insert(name.into()) {
             let expr = expr.into();
@@ -141,7 +135,7 @@ impl Builder {
         let Some((expr, _)) = self.weights.get(matrix.name()) else {
             return [matrix.clone(), Value::absent()];
         };
-        let names = [format!("{}/{integers}", matrix.name()), format!("{}/scale", matrix.name())];
+        let names = [derived_name::in_integers(matrix.name(), integers), derived_name::scale(matrix.name())];
         if self.names.insert(names[0].clone()) {
             let matrices = Arc::new(Quantization::new(expr.clone(), integers));
             for (name, data) in names.iter().zip([Data::Integers(matrices.clone()), Data::Scales(matrices)]) {
@@ -289,7 +283,7 @@ impl Builder {
     /// Axes reordered; of a trained weight, when it is written.
     pub fn transpose(&mut self, input: &Value, permutation: &[usize]) -> Value {
         if let Some((expr, float)) = self.weights.get(input.name()).cloned() {
-            let name = turned_name(input.name(), permutation);
+            let name = derived_name::turned(input.name(), permutation);
             return self.weight_as(&name, expr.transposed(permutation), float);
         }
         #[allow(clippy::cast_possible_wrap)]
@@ -300,8 +294,7 @@ impl Builder {
     /// The same values under a fully known shape; of a trained weight, when it is written.
     pub fn reshape_static(&mut self, input: &Value, shape: &[usize]) -> Value {
         if let Some((expr, float)) = self.weights.get(input.name()).cloned() {
-            let dims: Vec<_> = shape.iter().map(ToString::to_string).collect();
-            let name = format!("{}/reshaped.{}", input.name(), dims.join("x"));
+            let name = derived_name::reshaped(input.name(), shape);
             return self.weight_as(&name, expr.reshaped(shape), float);
         }
         #[allow(clippy::cast_possible_wrap)]

@@ -11,7 +11,7 @@ mod turn;
 mod uses;
 mod view;
 
-pub use builder::{Builder, Value, turned_name};
+pub use builder::{Builder, Value};
 pub use data::{Data, WeightExpr};
 pub use evaluate::{Blocks, Buffers};
 pub use quantized::Quantization;

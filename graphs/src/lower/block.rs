@@ -5,6 +5,7 @@ use moa_schema::interface::{ATTENTION_MASK, INPUT_IDS};
 use super::{BATCH, LowerAttention, LowerError, Lowering};
 use crate::{
     bodies::activation,
+    derived_name,
     graph::{Attribute, DType, Dim, Sinusoids, Value, WeightExpr},
     model::{
         DenseFeedForward, Embedding, Encoder, EncoderLayer, FeedForward, LayerNorm, Linear, Norm, Positions, RmsNorm,
@@ -186,7 +187,7 @@ impl Lowering {
             Positions::Sinusoidal { rows } => {
                 let count = self.token_count(tokens);
                 let table = Sinusoids { rows: rows.saturating_sub(padding), width: embedding.width(), padding };
-                let name = format!("{}.embed_positions.sinusoids", embedding.prefix);
+                let name = derived_name::sinusoids(&format!("{}.embed_positions", embedding.prefix));
                 let table = self.b.weight(&name, WeightExpr::Sinusoids(table));
                 let rows = self.b.op("Gather", &[&table, &count], [("axis", Attribute::Int(0))]);
                 Some(self.b.from_float32(&rows))

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use moa_schema::{
     ACCURACY_LEVEL, AccuracyLevel, AttentionMode, CROSS_ATTENTION, CrossAttentionAttributes, DOMAIN, FEED_FORWARD,
     FeedForwardAttributes, IntegerType, LM_HEAD, OPSET_VERSION, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, Parameter,
-    RoutingPart, SELF_ATTENTION, SelfAttentionAttributes, cross_attention, feed_forward, lm_head, self_attention,
+    RoutingPart, SELF_ATTENTION, SelfAttentionAttributes, cross_attention, feed_forward, lm_head, parameter,
+    self_attention,
 };
 
 use super::{
@@ -15,6 +16,7 @@ use super::{
 use crate::{
     Precision, Weight,
     bodies::{self, CrossValues, FeedForwardSizes, FeedForwardValues, Heads, Matrix, Routed, SelfValues},
+    derived_name,
     graph::{AngleFunction, Attribute, Builder, Function, OpId, RotaryTable, Value, WeightExpr},
     model::{Attention, ExpertFeedForward, ExpertLayout, KeyValueWeights, Rotary, Router, RouterInput},
 };
@@ -416,11 +418,11 @@ fn kv_weight(b: &mut Builder, attention: &Attention) -> Value {
 
 fn rotary_table(b: &mut Builder, rotary: Rotary, attention: &Attention, function: AngleFunction) -> Value {
     let name = match function {
-        AngleFunction::Cosine => "rotary.cos_cache",
-        AngleFunction::Sine => "rotary.sin_cache",
+        AngleFunction::Cosine => parameter::COS_CACHE,
+        AngleFunction::Sine => parameter::SIN_CACHE,
     };
     let table = RotaryTable { rows: rotary.positions, head: attention.head_size, base: rotary.base, function };
-    b.weight(name, WeightExpr::Rotary(table))
+    b.weight(&derived_name::rotary(name), WeightExpr::Rotary(table))
 }
 
 /// An input, where it is there.
