@@ -5,8 +5,8 @@ use std::{fs, path::Path};
 
 use moa_graphs::{
     Form, Precision,
-    families::{Config, model_types},
-    model::{Attention, CausalLm},
+    families::Config,
+    model::{Attention, CausalLm, Dialect},
 };
 use moa_schema::{
     ORT_LIBRARY,
@@ -37,9 +37,13 @@ pub(super) const COPIED: [&str; 9] = [
     "chat_template.jinja",
 ];
 
-/// What begins and what ends a text by a configuration that names neither: JetMoE's class, and MoLM's.
-const DEFAULT_IDS: [i64; 2] = [1, 2];
-const DEFAULT_IDS_OF_MOLM: [i64; 2] = [50_256, 50_256];
+/// What begins and what ends a text by a configuration that names neither.
+const fn default_ids(dialect: Dialect) -> [i64; 2] {
+    match dialect {
+        Dialect::JetMoe => [1, 2],
+        Dialect::ModuleFormer => [50_256, 50_256],
+    }
+}
 
 /// A graph with what its folder must say about it.
 #[derive(Debug, Clone, Copy)]
@@ -73,10 +77,6 @@ impl CausalLmFiles<'_> {
         Ok(files)
     }
 
-    fn is_molm(&self) -> bool {
-        self.config.model_type() == model_types::MOLM
-    }
-
     fn attention(&self) -> Option<&Attention> {
         self.model.layers.first().map(|layer| &layer.attention)
     }
@@ -91,14 +91,18 @@ impl CausalLmFiles<'_> {
         for renamed in OLD_KEYS {
             keys.remove(renamed);
         }
+        let (layers, describes_caches) = match self.model.dialect {
+            Dialect::JetMoe => ("num_hidden_layers", true),
+            Dialect::ModuleFormer => ("n_layer", false),
+        };
         let mut set = |key: &str, value: Value| keys.insert(key.into(), value);
         set("model_type", self.config.model_type().into());
         set("vocab_size", self.model.output.shape()[0].into());
-        set(if self.is_molm() { "n_layer" } else { "num_hidden_layers" }, self.model.layers.len().into());
+        set(layers, self.model.layers.len().into());
         set("use_cache", true.into());
         let activations = if self.precision == Precision::Fp16 { "float16" } else { "float32" };
         set("dtype", activations.into());
-        if let Some(layer) = self.model.layers.first().filter(|_| !self.is_molm()) {
+        if let Some(layer) = describes_caches.then(|| self.model.layers.first()).flatten() {
             let attention = &layer.attention;
             let cache_width = attention.kv_num_heads * attention.head_size;
             set("num_local_experts", attention.num_experts.into());
@@ -126,10 +130,9 @@ impl CausalLmFiles<'_> {
     /// alone says it; the configuration's class has an end token where the key is absent, and none where it is `null`.
     /// Tokens that the model does not have are left out: the class writes its own into every configuration.
     fn special_ids(&self, options: &SideFileOptions, notes: &mut Vec<String>) -> Result<SpecialIds, TextError> {
-        let defaults = if self.is_molm() { DEFAULT_IDS_OF_MOLM } else { DEFAULT_IDS };
         let vocabulary = self.model.tokens.shape()[0];
         let is_token = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < vocabulary);
-        let [default_bos, default_eos] = defaults.map(|id| Some(id).filter(is_token));
+        let [default_bos, default_eos] = default_ids(self.model.dialect).map(|id| Some(id).filter(is_token));
         let config = Keys::new(self.config.origin(), self.config.keys().clone());
         let read = |folder: &Path| Keys::read_generation(&folder.join(GENERATION_CONFIG), Some(&config));
         let generation = options.checkpoint_folder().map(read).transpose()?.flatten();

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     ImportError, TensorDirectory,
     model::{
-        Attention, CausalLayer, CausalLm, ExpertFeedForward, ExpertLayout, KeyValueWeights, Model, Norm, RmsNorm,
-        Rotary, Router,
+        Attention, CausalLayer, CausalLm, Dialect, ExpertFeedForward, ExpertLayout, KeyValueWeights, Model, Norm,
+        RmsNorm, Rotary, Router,
     },
 };
 
@@ -67,7 +67,8 @@ pub(super) fn import(
     importer.finish(model_types::JETMOE, |_| false)?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
     let context = Some(sizes.rotary.positions);
-    Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output, context }))
+    let dialect = Dialect::JetMoe;
+    Ok(Model::CausalLm(CausalLm { dialect, tokens, pad_token_id, layers, norm, output, context }))
 }
 
 /// Refuses what makes transformers let a token see other tokens than all before it: keys that JetMoE's own

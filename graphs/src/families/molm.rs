@@ -9,8 +9,8 @@ use super::{Config, ImportOptions, activation, importer::Importer, model_types};
 use crate::{
     ImportError, TensorDirectory,
     model::{
-        Attention, CausalLayer, CausalLm, ExpertFeedForward, ExpertLayout, KeyValueWeights, LayerNorm, Linear, Model,
-        Norm, Router, RouterInput,
+        Attention, CausalLayer, CausalLm, Dialect, ExpertFeedForward, ExpertLayout, KeyValueWeights, LayerNorm, Linear,
+        Model, Norm, Router, RouterInput,
     },
 };
 
@@ -43,7 +43,8 @@ pub(super) fn import(
     importer.finish(model_types::MOLM, |name| BUFFERS.iter().any(|buffer| name.ends_with(buffer)))?;
     let pad_token_id = config.optional_id("pad_token_id")?.unwrap_or(0);
     let context = sizes.context;
-    Ok(Model::CausalLm(CausalLm { tokens, pad_token_id, layers, norm, output, context }))
+    let dialect = Dialect::ModuleFormer;
+    Ok(Model::CausalLm(CausalLm { dialect, tokens, pad_token_id, layers, norm, output, context }))
 }
 
 /// Experts of a layer, and how many of them a token takes.

@@ -3,9 +3,20 @@
 use super::{Attention, AttentionLayer, ExpertFeedForward, Norm};
 use crate::Weight;
 
+/// Whose class reads the configuration, by which its keys are called and what it says where they are absent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// That of JetMoE in transformers.
+    JetMoe,
+    /// That of MoLM's own code.
+    ModuleFormer,
+}
+
 /// Pre-norm layers of routed attention and routed feed-forward over a token embedding.
 #[derive(Debug, Clone)]
 pub struct CausalLm {
+    /// Dialect of its configuration.
+    pub dialect: Dialect,
     /// Token embedding, `[V, C]`.
     pub tokens: Weight,
     /// Id of the padding token.

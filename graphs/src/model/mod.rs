@@ -14,7 +14,7 @@ pub use block::{
     Attention, DenseFeedForward, Embedding, ExpertBiases, ExpertFeedForward, ExpertLayout, FeedForward,
     KeyValueWeights, LayerNorm, Linear, Norm, Positions, RmsNorm, Rotary, Router, RouterInput, SINUSOID_BASE,
 };
-pub use causal_lm::{CausalLayer, CausalLm};
+pub use causal_lm::{CausalLayer, CausalLm, Dialect};
 pub use dense::DenseAttention;
 pub use encoder_decoder::{Decoder, DecoderLayer, Encoder, EncoderDecoder, EncoderLayer};
 pub use layer::MoaLayer;
