@@ -4,24 +4,11 @@ use moa_schema::{ACCURACY_LEVEL, OPERATORS};
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::{
-    SyntheticTensors,
-    families::{Config, ImportOptions, import},
-    graph::Attribute,
-};
+use crate::graph::Attribute;
 
-/// Every operator of ours.
+/// With every operator of ours.
 fn configurations() -> [Json; 2] {
-    let jetmoe = json!({
-        "model_type": "jetmoe", "hidden_size": 16, "vocab_size": 30, "num_experts_per_tok": 2, "kv_channels": 8,
-        "num_key_value_heads": 3, "num_hidden_layers": 2, "num_local_experts": 4, "intermediate_size": 24,
-    });
-    let translator = json!({
-        "model_type": "moa_transformer", "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "num_expert": 6,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 3, "head_dim": 8, "vocab_size": 30,
-        "encoder_layers": 1, "decoder_layers": 1,
-    });
-    [jetmoe, translator]
+    [test_models::jetmoe(), test_models::translator()]
 }
 
 fn baseline(model_type: &str) -> Json {
@@ -32,10 +19,7 @@ fn baseline(model_type: &str) -> Json {
 }
 
 fn graphs(config: &Json, form: Form, precision: Precision) -> Result<Vec<Graph>, LowerError> {
-    let config = Config::new("config.json", config.as_object().unwrap().clone());
-    let model = import(&config, &SyntheticTensors::random("memory", 1), ImportOptions::default()).unwrap();
-    let options = Options { form, precision, ..Options::default() };
-    Ok(lower(&model, options)?.into_iter().map(|named| named.graph).collect())
+    test_models::graphs(config, Options { form, precision, ..Options::default() })
 }
 
 #[test]

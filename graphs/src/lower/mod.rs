@@ -254,6 +254,9 @@ impl Lowering {
 }
 
 #[cfg(test)]
+mod test_models;
+
+#[cfg(test)]
 #[path = "quantized_tests.rs"]
 mod quantized_tests;
 

@@ -5,44 +5,24 @@ use std::collections::BTreeMap;
 use moa_schema::{IntegerType, LM_HEAD, OPERATORS, RoutingPart};
 use serde_json::{Value as Json, json};
 
-use super::*;
-use crate::{
-    SyntheticTensors,
-    families::{Config, ImportOptions, import},
-    graph::{Attribute, Initializer, Node},
+use super::{
+    test_models::{jetmoe, translator},
+    *,
 };
+use crate::graph::{Attribute, Initializer, Node};
 
 fn graphs(config: &Json, form: Form, precision: Precision) -> Vec<Graph> {
     graphs_with(config, Options { form, precision, ..Options::default() })
 }
 
 fn graphs_with(config: &Json, options: Options) -> Vec<Graph> {
-    let config = Config::new("config.json", config.as_object().unwrap().clone());
-    let model = import(&config, &SyntheticTensors::random("memory", 1), ImportOptions::default()).unwrap();
-    lower(&model, options).unwrap().into_iter().map(|named| named.graph).collect()
+    test_models::graphs(config, options).unwrap()
 }
 
 /// The one that `all` holds.
 fn only<T>(all: Vec<T>) -> T {
     let [one] = <[T; 1]>::try_from(all).unwrap_or_else(|all| panic!("{} instead of one", all.len()));
     one
-}
-
-/// Stored transposed, gated, with experts in feed-forward blocks.
-fn jetmoe() -> Json {
-    json!({
-        "model_type": "jetmoe", "hidden_size": 16, "vocab_size": 30, "num_experts_per_tok": 2, "kv_channels": 8,
-        "num_key_value_heads": 3, "num_hidden_layers": 2, "num_local_experts": 4, "intermediate_size": 24,
-    })
-}
-
-/// Stored as the operators take them, with cross-attention.
-fn translator() -> Json {
-    json!({
-        "model_type": "moa_transformer", "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "num_expert": 6,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 3, "head_dim": 8, "vocab_size": 30,
-        "encoder_layers": 1, "decoder_layers": 1,
-    })
 }
 
 /// With hidden states as keys and values, and a head that has a matrix of its own, where it is not `tied`.
