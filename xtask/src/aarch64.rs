@@ -1,24 +1,18 @@
 //! `cargo xtask aarch64`: tests of the kernels for aarch64 in an emulator, which finds wrong results and tells nothing
 //! of speed.
 
-use std::process::Command;
+use crate::{foreign::Emulation, project::Project, summary::Summary, tally::Tally};
 
-use crate::{foreign::lacks_target, process::printed, project::Project, summary::Summary, tally::Tally};
-
-/// What is compiled for.
-const TARGET: &str = "aarch64-unknown-linux-gnu";
-
-/// The C compiler that links for it.
-const LINKER: &str = "aarch64-linux-gnu-gcc";
-
-/// Names of the emulator, the statically linked one first.
-const EMULATORS: [&str; 2] = ["qemu-aarch64-static", "qemu-aarch64"];
+const EMULATION: Emulation = Emulation {
+    target: "aarch64-unknown-linux-gnu",
+    linker: "aarch64-linux-gnu-gcc",
+    // The statically linked one first.
+    emulators: &["qemu-aarch64-static", "qemu-aarch64"],
+    fix: "`apt install gcc-aarch64-linux-gnu qemu-user-static` and `rustup target add` install what is needed",
+};
 
 /// Where the emulated program finds its libraries.
 const SYSROOT: &str = "/usr/aarch64-linux-gnu";
-
-/// How the linker, the emulator and the standard library are installed.
-const FIX: &str = "`apt install gcc-aarch64-linux-gnu qemu-user-static` and `rustup target add` install what is needed";
 
 /// Some tests.
 struct Stage {
@@ -67,20 +61,16 @@ const STAGES: [Stage; 6] = [
 pub(crate) fn run(project: &Project) -> bool {
     let emulator = emulator(project);
     Summary::of(|summary| {
-        for Stage { title, processor, arguments } in STAGES {
-            match &emulator {
-                Err(why) => summary.skip(title, why),
-                Ok(emulator) => summary.add(title, || emulated(project, emulator, processor, arguments))?,
-            }
-        }
-        Ok(())
+        STAGES.into_iter().try_for_each(|Stage { title, processor, arguments }| {
+            summary.add_or_skip(title, &emulator, |emulator| emulated(project, emulator, processor, arguments))
+        })
     })
 }
 
 fn emulated(project: &Project, emulator: &str, processor: &str, arguments: &[&str]) -> Result<Tally, String> {
-    let mut command = project.cargo_test(["--no-fail-fast", "--target", TARGET]);
+    let mut command = project.cargo_test(["--no-fail-fast", "--target", EMULATION.target]);
     command.arg("--target-dir").arg(project.target.join("aarch64")).args(arguments);
-    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", EMULATION.linker);
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("{emulator} -L {SYSROOT}"));
     command.env_remove("QEMU_CPU").envs((!processor.is_empty()).then_some(("QEMU_CPU", processor)));
     Tally::of_cargo(&mut command)
@@ -93,11 +83,5 @@ fn emulator(project: &Project) -> Result<&'static str, String> {
             "nothing is emulated on aarch64 itself, where `cargo xtask test` runs what the processor has".into()
         );
     }
-    if let Some(why) = lacks_target(project, TARGET) {
-        return Err(why);
-    }
-    let there = |name: &str| printed(Command::new(name).arg("--version"));
-    there(LINKER).map_err(|why| format!("{why}; {FIX}"))?;
-    let found = EMULATORS.into_iter().find(|name| there(name).is_ok());
-    found.ok_or_else(|| format!("there is no {}; {FIX}", EMULATORS.join(" or ")))
+    EMULATION.find(project)
 }

@@ -54,6 +54,32 @@ impl Foreign {
     }
 }
 
+/// What runs programs of another system here.
+pub(crate) struct Emulation {
+    /// Rust's name of the system.
+    pub(crate) target: &'static str,
+    /// The C compiler that links for it.
+    pub(crate) linker: &'static str,
+    /// Names of the emulator, in the order in which they are tried.
+    pub(crate) emulators: &'static [&'static str],
+    /// How the linker, the emulator and the standard library are installed.
+    pub(crate) fix: &'static str,
+}
+
+impl Emulation {
+    /// The emulator that is there; why nothing can be emulated where something is missing.
+    pub(crate) fn find(&self, project: &Project) -> Result<&'static str, String> {
+        let Self { target, linker, emulators, fix } = self;
+        if let Some(why) = lacks_target(project, target) {
+            return Err(why);
+        }
+        let there = |name: &str| printed(Command::new(name).arg("--version"));
+        there(linker).map_err(|why| format!("{why}; {fix}"))?;
+        let found = emulators.iter().copied().find(|name| there(name).is_ok());
+        found.ok_or_else(|| format!("there is no {}; {fix}", emulators.join(" or ")))
+    }
+}
+
 /// Why nothing can be compiled for `target`; `None` where this Rust has its standard library.
 pub(crate) fn lacks_target(project: &Project, target: &str) -> Option<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());

@@ -67,16 +67,12 @@ const SMALL: &[&str] = &["-p", "moa-kernels", "--test", "kernels", "small"];
 
 /// Runs all of them; true where nothing failed.
 pub(crate) fn run(project: &Project) -> bool {
-    let lacking = nightly::lacks_miri(project);
+    let interpreter = nightly::has_miri(project);
     Summary::of(|summary| {
-        for Stage { title, features, arguments } in STAGES {
+        STAGES.into_iter().try_for_each(|Stage { title, features, arguments }| {
             let title = format!("{title} in Miri");
-            match &lacking {
-                Some(why) => summary.skip(&title, why),
-                None => summary.add(&title, || miri(project, features, arguments))?,
-            }
-        }
-        Ok(())
+            summary.add_or_skip(&title, &interpreter, |()| miri(project, features, arguments))
+        })
     })
 }
 

@@ -17,20 +17,19 @@ pub(crate) fn command(project: &Project, program: &str) -> Command {
     command
 }
 
-/// Why the standard library cannot be compiled with it; `None` where it can be.
-fn lacks_sources(project: &Project) -> Option<String> {
-    let sysroot = match printed(command(project, "rustc").args(["--print", "sysroot"])) {
-        Ok(sysroot) => sysroot,
-        Err(why) => return Some(missing(&why, &["rust-src"])),
-    };
+/// Why the standard library cannot be compiled with it, where it cannot be.
+fn has_sources(project: &Project) -> Result<(), String> {
+    let sysroot = printed(command(project, "rustc").args(["--print", "sysroot"]));
+    let sysroot = sysroot.map_err(|why| missing(&why, &["rust-src"]))?;
     let there = Path::new(&sysroot).join("lib/rustlib/src/rust/library/Cargo.lock").is_file();
-    (!there).then(|| missing(&format!("the toolchain {TOOLCHAIN} has no rust-src"), &["rust-src"]))
+    there.then_some(()).ok_or_else(|| missing(&format!("the toolchain {TOOLCHAIN} has no rust-src"), &["rust-src"]))
 }
 
-/// Why `cargo miri` cannot be run with it; `None` where it can be.
-pub(crate) fn lacks_miri(project: &Project) -> Option<String> {
-    let lacks = printed(command(project, "cargo").args(["miri", "--version"])).err();
-    lacks.map(|why| missing(&why, &["miri", "rust-src"])).or_else(|| lacks_sources(project))
+/// Why `cargo miri` cannot be run with it, where it cannot be.
+pub(crate) fn has_miri(project: &Project) -> Result<(), String> {
+    let version = printed(command(project, "cargo").args(["miri", "--version"]));
+    version.map_err(|why| missing(&why, &["miri", "rust-src"]))?;
+    has_sources(project)
 }
 
 fn missing(why: &str, components: &[&str]) -> String {

@@ -38,16 +38,12 @@ const SETTINGS: &str = "xtask/sanitize.toml";
 
 /// Runs all of them; true where nothing failed.
 pub(crate) fn run(project: &Project) -> bool {
-    let lacking = lacks_address(project);
+    let sanitizer = has_sanitizer(project);
     Summary::of(|summary| {
-        for (title, arguments) in TESTS {
+        TESTS.into_iter().try_for_each(|(title, arguments)| {
             let title = format!("{title} under AddressSanitizer");
-            match &lacking {
-                Some(why) => summary.skip(&title, why),
-                None => summary.add(&title, || address(project, arguments))?,
-            }
-        }
-        Ok(())
+            summary.add_or_skip(&title, &sanitizer, |()| address(project, arguments))
+        })
     })
 }
 
@@ -58,14 +54,14 @@ fn address(project: &Project, arguments: &[&str]) -> Result<Tally, String> {
     Tally::of_cargo(&mut command)
 }
 
-/// Why nothing can be linked with AddressSanitizer; `None` where it can. Some distributions leave its library out.
-fn lacks_address(project: &Project) -> Option<String> {
+/// Why nothing can be linked with AddressSanitizer, where it cannot. Some distributions leave its library out.
+fn has_sanitizer(project: &Project) -> Result<(), String> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        return Some(format!("the sanitizer is set up for {TARGET} alone"));
+        return Err(format!("the sanitizer is set up for {TARGET} alone"));
     }
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let folder = printed(project.command(rustc).args(["--print", "target-libdir", "--target", TARGET]));
-    folder.and_then(|folder| has_address(Path::new(&folder))).err()
+    folder.and_then(|folder| has_address(Path::new(&folder)))
 }
 
 fn has_address(folder: &Path) -> Result<(), String> {

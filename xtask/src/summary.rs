@@ -45,6 +45,26 @@ impl Summary {
         Ok(())
     }
 
+    /// Runs a stage with what it `needs`, or skips it where that is not here, with the reason.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::add`].
+    pub(crate) fn add_or_skip<T>(
+        &mut self,
+        title: &str,
+        needs: &Result<T, String>,
+        work: impl FnOnce(&T) -> Result<Tally, String>,
+    ) -> Result<(), String> {
+        match needs {
+            Ok(needed) => self.add(title, || work(needed)),
+            Err(why) => {
+                self.skip(title, why);
+                Ok(())
+            }
+        }
+    }
+
     /// Adds a stage that cannot be run here.
     pub(crate) fn skip(&mut self, title: &str, why: &str) {
         self.push(title, Tally::SKIPPED, Duration::ZERO, Some(format!("skipped: {why}")));
@@ -79,6 +99,17 @@ mod tests {
         summary.skip("second", "there is none");
         assert_eq!(summary.lines[1].text(), "second: 0 passed, 0 failed, 1 skipped, 0.0 s (skipped: there is none)");
         assert_eq!(summary.tally(), Tally { passed: 2, failed: 0, skipped: 1 });
+    }
+
+    #[test]
+    fn a_stage_without_what_it_needs_is_skipped() {
+        let mut summary = Summary::default();
+        let work = |passed: &usize| Ok(Tally { passed: *passed, failed: 0, skipped: 0 });
+        summary.add_or_skip("first", &Ok(3), work).unwrap();
+        summary.add_or_skip("second", &Err("there is none".into()), work).unwrap();
+        assert_eq!(summary.tally(), Tally { passed: 3, failed: 0, skipped: 1 });
+        assert_eq!(summary.lines[1].note.as_deref(), Some("skipped: there is none"));
+        assert!(summary.add_or_skip("third", &Ok(()), |()| Err("no reason".into())).is_err());
     }
 
     #[test]

@@ -8,25 +8,21 @@ use std::{
 };
 
 use crate::{
-    foreign::lacks_target,
-    process::{self, printed},
+    foreign::Emulation,
+    process,
     project::Project,
     python::{Packages, Python},
     summary::Summary,
     tally::Tally,
 };
 
-/// What is compiled for.
-const TARGET: &str = "x86_64-pc-windows-gnu";
-
-/// The C compiler that links for it.
-const LINKER: &str = "x86_64-w64-mingw32-gcc";
-
-/// Where Wine is; Debian has it on no path.
-const WINES: [&str; 3] = ["wine64", "wine", "/usr/lib/wine/wine64"];
-
-/// How Wine, the linker and the standard library are installed.
-const FIX: &str = "`apt install wine64 gcc-mingw-w64-x86-64` and `rustup target add` install what is needed";
+const EMULATION: Emulation = Emulation {
+    target: "x86_64-pc-windows-gnu",
+    linker: "x86_64-w64-mingw32-gcc",
+    // Debian has Wine on no path.
+    emulators: &["wine64", "wine", "/usr/lib/wine/wine64"],
+    fix: "`apt install wine64 gcc-mingw-w64-x86-64` and `rustup target add` install what is needed",
+};
 
 /// The source of random numbers of Rust's standard library, which older Wines lack.
 const RANDOM: &str = "#include <windows.h>
@@ -51,19 +47,16 @@ const STAGES: [(&str, &str); 4] = [
 
 /// Runs all of them; true where nothing failed.
 pub(crate) fn run(project: &Project) -> bool {
-    let wine = wine(project);
-    Summary::of(|summary| match wine {
-        Err(why) => {
-            STAGES.iter().for_each(|(title, _)| summary.skip(title, &why));
-            Ok(())
-        }
-        Ok(wine) => {
-            let system = System::set_up(project, wine)?;
-            STAGES.iter().try_for_each(|(title, arguments)| {
-                let mut tests = project.cargo_test(["--no-fail-fast"].into_iter().chain(arguments.split(' ')));
-                summary.add(title, || Tally::of_cargo(system.in_it(&mut tests)))
-            })
-        }
+    let wine = EMULATION.find(project);
+    Summary::of(|summary| {
+        let system = match wine {
+            Ok(wine) => Ok(System::set_up(project, wine)?),
+            Err(why) => Err(why),
+        };
+        STAGES.iter().try_for_each(|(title, arguments)| {
+            let mut tests = project.cargo_test(["--no-fail-fast"].into_iter().chain(arguments.split(' ')));
+            summary.add_or_skip(title, &system, |system| Tally::of_cargo(system.in_it(&mut tests)))
+        })
     })
 }
 
@@ -81,7 +74,7 @@ impl System {
         let source = folder.join("random.c");
         let written = fs::create_dir_all(&folder).and_then(|()| fs::write(&source, RANDOM));
         written.map_err(|error| format!("{}: {error}", source.display()))?;
-        let mut compiler = Command::new(LINKER);
+        let mut compiler = Command::new(EMULATION.linker);
         compiler.args(["-shared", "-o"]).arg(folder.join("bcryptprimitives.dll")).arg(&source).arg("-ladvapi32");
         process::run(&mut compiler)?;
         let python = Python::find(project)?;
@@ -94,9 +87,9 @@ impl System {
 
     /// Cargo's `command`, whose programs are built for and run in this system.
     fn in_it<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        let library = self.folder.join(TARGET).join("release/moa_ort.dll");
-        command.env("CARGO_BUILD_TARGET", TARGET).env("CARGO_TARGET_DIR", &self.folder);
-        command.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_LINKER", LINKER);
+        let library = self.folder.join(EMULATION.target).join("release/moa_ort.dll");
+        command.env("CARGO_BUILD_TARGET", EMULATION.target).env("CARGO_TARGET_DIR", &self.folder);
+        command.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_LINKER", EMULATION.linker);
         command.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER", self.wine);
         command.env("WINEDEBUG", "-all").env("WINEPREFIX", self.folder.join("wine"));
         command.env("WINEPATH", seen_inside(&self.folder)).env("ORT_DISABLE_TELEMETRY", "1");
@@ -107,15 +100,4 @@ impl System {
 /// An absolute path as programs in Wine see it.
 fn seen_inside(path: &Path) -> String {
     format!("Z:{}", path.display())
-}
-
-/// The Wine that is there; why nothing can be run in it where something is missing.
-fn wine(project: &Project) -> Result<&'static str, String> {
-    if let Some(why) = lacks_target(project, TARGET) {
-        return Err(why);
-    }
-    let there = |name: &str| printed(Command::new(name).arg("--version"));
-    there(LINKER).map_err(|why| format!("{why}; {FIX}"))?;
-    let found = WINES.into_iter().find(|name| there(name).is_ok());
-    found.ok_or_else(|| format!("there is no Wine; {FIX}"))
 }
