@@ -71,6 +71,11 @@ pub fn uses_operators(model: &OnnxFile) -> bool {
     !operators::used(model.model()).is_empty()
 }
 
+/// Whether `backend` computes with `models` what ONNX Runtime computes with the library, which none of them needs.
+pub fn repeats_ort<'a>(backend: &dyn Backend, models: impl IntoIterator<Item = &'a OnnxFile>) -> bool {
+    backend.name() == names::ORT_FUNCTION && !models.into_iter().any(uses_operators)
+}
+
 /// A runtime.
 pub trait Backend {
     /// Name on the command line and in reports.

@@ -14,8 +14,7 @@ use super::{
     subjects::{Job, Member},
 };
 use crate::{
-    backend::{Runner, names},
-    onnx::OnnxFile,
+    backend::{Runner, names, repeats_ort, uses_operators},
     parity::{SAME, Yardstick, choices_of, expose_routing},
     tensor::NamedTensors,
 };
@@ -110,12 +109,11 @@ impl<'a> Contest<'a> {
         Ok(contest)
     }
 
-    /// Whether `backend` computes what ONNX Runtime computes with the library, which it does not need.
+    /// Whether `backend` computes what a contestant computes.
     fn repeats(&self, member: usize, backend: usize) -> bool {
         let runs = |one: &Contestant| one.member == member && one.subject.backend == names::ORT;
-        self.setup.backends[backend].name() == names::ORT_FUNCTION
-            && self.contestants.iter().any(runs)
-            && !uses_operators(&self.job.members[member].file)
+        let file = &self.job.members[member].file;
+        self.contestants.iter().any(runs) && repeats_ort(self.setup.backends[backend].as_ref(), [file])
     }
 
     fn subject(&self, member: usize, backend: usize) -> Subject {
@@ -393,12 +391,6 @@ fn check_choice(module: &str, wanted: &[Vec<usize>], found: impl Fn(usize) -> Ve
         }
     }
     Ok(())
-}
-
-/// Whether a graph has operators of ours.
-pub(super) fn uses_operators(file: &OnnxFile) -> bool {
-    let mut nodes = file.graph().into_iter().flat_map(|graph| &graph.node);
-    nodes.any(|node| node.domain == moa_schema::DOMAIN)
 }
 
 /// Who and where, for messages.

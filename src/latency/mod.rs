@@ -43,12 +43,12 @@ pub use subjects::{LeftOut, Model, left_out};
 
 use moa_schema::parameter;
 
-use contest::{Contest, uses_operators};
+use contest::Contest;
 use shapes::{point_of, random_inputs};
 use subjects::{Job, common_parts, jobs};
 
 use crate::{
-    backend::{Backend, BackendError, Bound, OrtOptions, Runner, caches_in_place, names},
+    backend::{Backend, BackendError, Bound, OrtOptions, Runner, caches_in_place, names, uses_operators},
     onnx::OnnxFile,
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},

@@ -11,9 +11,11 @@ use crate::onnx::{
 pub fn expose_routing(model: &mut ModelProto) -> Vec<String> {
     for function in &mut model.functions {
         declare_routing(function);
+        widen_calls(&mut function.node);
     }
     let Some(graph) = model.graph.as_mut() else { return Vec::new() };
     let modules: Vec<_> = graph.node.iter_mut().filter_map(routed_module).collect();
+    widen_calls(&mut graph.node);
     for module in &modules {
         for part in RoutingPart::ALL {
             let name = part.name(module);
@@ -50,6 +52,18 @@ fn routed_module(node: &mut NodeProto) -> Option<String> {
         }
     }
     Some(module)
+}
+
+/// A node has as many outputs as its body, those too whose routing nobody sees.
+fn widen_calls(nodes: &mut [NodeProto]) {
+    for node in nodes {
+        let outputs = operator_of(node).map_or(0, |operator| operator.outputs.len());
+        node.output.resize(node.output.len().max(outputs), String::new());
+        for graph in node.attribute.iter_mut().flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs))
+        {
+            widen_calls(&mut graph.node);
+        }
+    }
 }
 
 fn data_type(part: RoutingPart) -> DataType {

@@ -44,7 +44,7 @@ pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
-    backend::{Backend, BackendError, BackendErrorKind, names, uses_operators},
+    backend::{Backend, BackendError, BackendErrorKind, names, repeats_ort},
     checkpoint::Checkpoint,
     export::{ExportError, import},
     metadata,
@@ -416,12 +416,10 @@ fn must_be_there(backend: &dyn Backend, file: &OnnxFile) -> Result<(), VerifyErr
     })
 }
 
-/// Whether `backend` computes what ONNX Runtime has computed with the library, which it did not need.
+/// Whether `backend` computes what ONNX Runtime has computed.
 fn repeats(backend: &dyn Backend, reports: &[BackendReport], files: &Files) -> bool {
     let has_run = |report: &BackendReport| report.backend == names::ORT && report.skipped.is_none();
-    backend.name() == names::ORT_FUNCTION
-        && reports.iter().any(has_run)
-        && !files.graphs.iter().any(|(_, file)| uses_operators(file))
+    reports.iter().any(has_run) && repeats_ort(backend, files.graphs.iter().map(|(_, file)| file))
 }
 
 fn run_backend(

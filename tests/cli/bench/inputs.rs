@@ -1,5 +1,11 @@
-//! `bench --inputs` with a folder of several graphs.
+//! `bench --inputs`: with a folder of several graphs, and where inputs cannot be drawn.
 
+use moa_export::onnx::proto::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, attribute_proto::AttributeType,
+    tensor_proto::DataType,
+};
+
+use super::exported;
 use crate::scene::{Scene, require_runtime};
 
 #[test]
@@ -43,4 +49,39 @@ fn routers_with_an_input_are_steered() {
         let expected: Vec<u64> = (0..4).map(|expert| if expert < used { 6 } else { 0 }).collect();
         assert_eq!(counts, expected, "{fixture}");
     }
+}
+
+#[test]
+fn operators_in_the_graph_of_a_node_are_compared_with_their_bodies() {
+    let scene = exported("");
+    scene.accepts("run m.onnx --random --seq 6 --save-inputs in.safetensors");
+    scene.edit("m.onnx", put_in_branches);
+    let text = scene.accepts("bench m.onnx --samples 12 --warm-up 0.05 --no-operators --inputs in.safetensors");
+    assert!(text.contains("m.onnx on ort: agrees with ort-function"), "{text}");
+}
+
+/// Puts all nodes into both branches of an `If`.
+fn put_in_branches(model: &mut ModelProto) {
+    let graph = model.graph.as_mut().unwrap();
+    let (node, output) = (std::mem::take(&mut graph.node), graph.output.clone());
+    let branch = GraphProto { node, output, name: "branch".into(), ..GraphProto::default() };
+    let attribute = ["then_branch", "else_branch"].map(|name| AttributeProto {
+        name: name.into(),
+        r#type: AttributeType::Graph as i32,
+        g: Some(branch.clone()),
+        ..AttributeProto::default()
+    });
+    graph.initializer.push(TensorProto {
+        name: "is_true".into(),
+        data_type: DataType::Bool as i32,
+        raw_data: Some(vec![1].into()),
+        ..TensorProto::default()
+    });
+    graph.node.push(NodeProto {
+        op_type: "If".into(),
+        input: vec!["is_true".into()],
+        output: graph.output.iter().map(|value| value.name.clone()).collect(),
+        attribute: attribute.into(),
+        ..NodeProto::default()
+    });
 }
