@@ -16,6 +16,15 @@ pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 /// What onnxruntime-genai generates text with.
 pub(crate) const GENAI_CONFIG: &str = "genai_config.json";
 
+/// What names of models end in, behind a dot.
+pub(crate) const MODEL_ENDINGS: &[&str] = &["onnx"];
+
+/// What names of engines of TensorRT end in.
+pub(crate) const PLAN_ENDINGS: &[&str] = &["engine", "plan"];
+
+/// What names of checkpoints end in.
+pub(crate) const CHECKPOINT_ENDINGS: &[&str] = &["safetensors", "bin", "pt", "pth"];
+
 /// Follows the name of a model file in that of its weights, where they are not in it.
 pub(crate) const DATA: &str = ".data";
 

@@ -50,6 +50,12 @@ pub(crate) fn ends_as_folder(path: &Path) -> bool {
     path.as_os_str().to_str().is_some_and(|path| path.ends_with(std::path::is_separator))
 }
 
+/// Whether the name of a file ends in a dot and one of `endings`, in small letters or capitals.
+pub(crate) fn has_ending(path: impl AsRef<Path>, endings: &[&str]) -> bool {
+    let ending = path.as_ref().extension();
+    ending.is_some_and(|ending| endings.iter().any(|known| ending.eq_ignore_ascii_case(known)))
+}
+
 /// A file of a folder, as users name it.
 pub(crate) fn in_folder(folder: &Path, name: &str) -> PathBuf {
     if folder == Path::new(".") { name.into() } else { folder.join(name) }
@@ -140,6 +146,16 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+
+    #[test]
+    fn endings_are_those_behind_the_last_dot() {
+        for name in ["m.onnx", "out/M.ONNX", "a.b.Onnx", "größe.pt"] {
+            assert!(has_ending(name, &["onnx", "pt"]), "{name}");
+        }
+        for name in ["onnx", ".onnx", "m.onnx.data", "m.onnx2", "monnx", "m."] {
+            assert!(!has_ending(name, &["onnx", "pt"]), "{name}");
+        }
+    }
 
     #[test]
     fn plain_names_stay_in_their_folder_on_every_system() {

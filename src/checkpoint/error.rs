@@ -8,8 +8,11 @@ use super::{
     dtype::Dtype,
     file_help::{NO_COMMAND, shell_word},
 };
-use crate::file_kind::FileKind;
-use crate::files::{ErrorKind, help_with};
+use crate::{
+    file_kind::FileKind,
+    file_names::CHECKPOINT_ENDINGS,
+    files::{ErrorKind, has_ending, help_with},
+};
 
 /// Why a checkpoint cannot be opened.
 ///
@@ -419,7 +422,7 @@ fn hub_name(file: &str) -> Option<&str> {
     let (owner, model) = name.split_once('/')?;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let is_part = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(plain);
-    let is_file = [".safetensors", ".pt", ".bin", ".json"].iter().any(|ending| model.ends_with(ending));
+    let is_file = has_ending(model, CHECKPOINT_ENDINGS) || has_ending(model, &["json"]);
     (is_part(owner) && is_part(model) && !is_file && !Path::new(owner).exists()).then_some(name)
 }
 

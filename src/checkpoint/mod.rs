@@ -80,8 +80,8 @@ pub use dtype::Dtype;
 pub use error::CheckpointError;
 
 use crate::{
-    file_names::{CONFIG, GRAPHS, graph_file},
-    files::folder_of,
+    file_names::{CHECKPOINT_ENDINGS, CONFIG, GRAPHS, graph_file},
+    files::{folder_of, has_ending},
 };
 use error::shown;
 use tensors::Tensors;
@@ -282,10 +282,8 @@ fn meant(folder: &Path) -> Option<PathBuf> {
     let only = |mut found: Vec<PathBuf>| found.pop().filter(|_| found.is_empty());
     let snapshots = if folder.ends_with("snapshots") { folder.to_owned() } else { folder.join("snapshots") };
     let snapshot = only(entries(&snapshots).filter(|path| path.join(CONFIG).is_file()).collect());
-    let may_hold = |path: &PathBuf| {
-        path.extension().is_some_and(|ending| ["safetensors", "bin", "pt", "pth"].iter().any(|known| ending == *known))
-    };
-    snapshot.or_else(|| only(entries(folder).filter(may_hold).collect()))
+    let named = entries(folder).filter(|path| has_ending(path, CHECKPOINT_ENDINGS));
+    snapshot.or_else(|| only(named.collect()))
 }
 
 /// Whether a file is named as transformers names one of several shards: with numbers of five digits.

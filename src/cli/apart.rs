@@ -8,14 +8,15 @@ use std::{
 use super::{Failure, output_file::is_stdout};
 use crate::{
     checkpoint,
-    file_names::{CONFIG, DATA},
-    files::folder_of,
+    engine::LOCK,
+    file_names::{CHECKPOINT_ENDINGS, CONFIG, DATA, MODEL_ENDINGS, PLAN_ENDINGS},
+    files::{folder_of, has_ending},
     onnx::read_model,
     side_files,
 };
 
 /// Endings of the files that a model, a checkpoint or an exported folder consists of, where their names are free.
-const PARTS: [&str; 7] = ["bin", "data", "onnx", "plan", "pt", "safetensors", "txt"];
+const PARTS: [&[&str]; 4] = [MODEL_ENDINGS, PLAN_ENDINGS, CHECKPOINT_ENDINGS, &["data", "txt"]];
 
 /// Refuses an output that is an input, or one of the files of a folder that is read, or another output; `-` is none of
 /// them.
@@ -55,7 +56,7 @@ fn is_of(output: &Path, input: &Path) -> bool {
         let lies_beside = || output.parent() == input.parent() && output.exists();
         return output == input || lies_beside() && (is_read_with(name, &input) || is_data_of(&output, &input));
     }
-    let is_part = || PARTS.iter().any(|part| has_ending(Path::new(name), part)) || is_known(name);
+    let is_part = || PARTS.iter().any(|endings| has_ending(name, endings)) || is_known(name);
     let is_data = || files_of(&input).iter().any(|file| is_data_of(&output, file));
     output.parent() == Some(&input) && output.exists() && (is_part() || is_data())
 }
@@ -68,11 +69,7 @@ pub(super) fn files_of(folder: &Path) -> Vec<PathBuf> {
 pub(super) fn is_data_of(output: &Path, input: &Path) -> bool {
     let reads_data =
         || read_model(input).is_ok_and(|model| model.data_files().iter().any(|data| place(data) == output));
-    has_ending(input, "onnx") && reads_data()
-}
-
-pub(super) fn has_ending(path: &Path, ending: &str) -> bool {
-    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
+    has_ending(input, MODEL_ENDINGS) && reads_data()
 }
 
 /// Names that files beside graphs or checkpoints have wherever they lie.
@@ -86,8 +83,8 @@ fn is_read_with(name: &str, input: &Path) -> bool {
     let rest = input.file_name().and_then(|input| name.strip_prefix(input.to_str()?));
     let is_dictionary = name.starts_with("dict.") && name.ends_with(".txt");
     match rest {
-        Some(DATA | "_data" | ".lock.json") => true,
-        _ if has_ending(input, "onnx") => is_dictionary || side_files::names().any(|known| known == name),
+        Some(DATA | LOCK | "_data") => true,
+        _ if has_ending(input, MODEL_ENDINGS) => is_dictionary || side_files::names().any(|known| known == name),
         _ => name == CONFIG,
     }
 }

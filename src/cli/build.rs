@@ -29,8 +29,8 @@ use crate::{
     engine::{
         BuildOptions, Dtype, GPUS, Gpu, PlanLock, ShapeProfile, dtype_of, must_be, must_fit, must_have_positions,
     },
-    file_names::graphs_in,
-    files::{in_folder, name_of, read_whole},
+    file_names::{MODEL_ENDINGS, PLAN_ENDINGS, graphs_in},
+    files::{has_ending, in_folder, name_of, read_whole},
     onnx::{OnnxFile, Staging, read_model},
 };
 
@@ -184,7 +184,7 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
     must_be_open(&arguments.model)?;
     let (folder, files) = if arguments.model.is_dir() {
         let files = graphs_in(&arguments.model)?;
-        if arguments.output.extension().is_some_and(|ending| ending == "plan") {
+        if has_ending(&arguments.output, PLAN_ENDINGS) {
             let message = format!("{} is a folder, and -o names one plan", arguments.model.display());
             return Err(Failure::usage(message, "give a folder for the plans: -o PLANS"));
         }
@@ -195,7 +195,7 @@ fn graphs(arguments: &BuildArguments) -> Result<(PathBuf, Vec<Graph>), Failure> 
         (arguments.output.clone(), files.into_iter().map(plan).collect::<Vec<_>>())
     } else {
         let (folder, name) = output_place(&arguments.output)?;
-        if name.ends_with(".onnx") {
+        if has_ending(&name, MODEL_ENDINGS) {
             let message = format!("{name} is the name of a model, and a plan is none");
             return Err(Failure::usage(message, "give -o NAME.plan"));
         }

@@ -152,8 +152,3 @@ impl Failure {
         super::print_aside(&text);
     }
 }
-
-/// Whether a file is named as engines of TensorRT are.
-pub(super) fn is_engine_name(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ["engine", "plan"].iter().any(|one| ending.eq_ignore_ascii_case(one)))
-}

@@ -15,7 +15,7 @@ use super::{
     note,
     text_input::{MAX_BYTES, text},
 };
-use crate::generate::GenerateError;
+use crate::{files::has_ending, generate::GenerateError};
 
 /// What ends a program that writes lines ends this one too, a little later: how long the end of lines waits for that.
 const END_TOGETHER: Duration = Duration::from_millis(50);
@@ -194,8 +194,7 @@ fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
 /// Whether `text` is one word that begins as a path does or ends as a file of text does, or several that do both.
 fn looks_like_a_file(text: &str) -> bool {
     const ENDINGS: [&str; 8] = ["bpe", "csv", "ids", "json", "jsonl", "md", "tsv", "txt"];
-    let ending = Path::new(text).extension().and_then(|ending| ending.to_str());
-    let ends_like_one = ending.is_some_and(|ending| ENDINGS.contains(&ending.to_ascii_lowercase().as_str()));
+    let ends_like_one = has_ending(text, &ENDINGS);
     let begins_like_one = text.starts_with(['/', '.', '~']) && text.contains('/');
     match text.contains(char::is_whitespace) {
         true => begins_like_one && ends_like_one,

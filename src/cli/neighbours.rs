@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    apart::{files_of, has_ending, is_data_of, place},
+    apart::{files_of, is_data_of, place},
     note,
 };
 use crate::{
     export::ExportReport,
-    file_names::{GRAPHS, data_file, graph_file},
-    files::folder_of,
+    file_names::{GRAPHS, MODEL_ENDINGS, data_file, graph_file},
+    files::{folder_of, has_ending},
     metadata,
     onnx::read_model,
     side_files,
@@ -73,7 +73,7 @@ impl Neighbour {
 }
 
 fn is_model(path: &Path) -> bool {
-    has_ending(path, "onnx")
+    has_ending(path, MODEL_ENDINGS)
 }
 
 /// Bytes of a model that is read for a note; one whose weights lie beside it has far fewer.

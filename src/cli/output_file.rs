@@ -1,13 +1,15 @@
 //! A file that appears whole when the work is done.
 
 use std::{
-    ffi::OsStr,
     io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use super::{Failure, interrupt::Ending};
-use crate::{files::folder_of, onnx::Staging};
+use crate::{
+    files::{folder_of, has_ending},
+    onnx::Staging,
+};
 
 /// A file that appears when its content is known; that it can is known before.
 pub(super) struct OutputFile {
@@ -81,8 +83,8 @@ pub(super) const TENSORS: &[&str] = &["safetensors"];
 
 /// Refuses the name of a result that has an ending which is none of `own`.
 pub(super) fn own_ending(path: Option<&Path>, own: &[&str]) -> Result<(), Failure> {
-    let is_other = |ending: &OsStr| !ending.is_empty() && !own.iter().any(|own| ending.eq_ignore_ascii_case(own));
-    match path.filter(|path| path.extension().is_some_and(is_other)) {
+    let has_one = |path: &Path| path.extension().is_some_and(|ending| !ending.is_empty());
+    match path.filter(|path| has_one(path) && !has_ending(path, own)) {
         Some(path) => Err(other_format(path, own.first().unwrap_or(&""))),
         None => Ok(()),
     }

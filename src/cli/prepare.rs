@@ -27,7 +27,8 @@ use crate::{
         Dtype, GPUS, Gpu, InputShapes, Plugin, Release, ReleaseNumber, dtype_of, known_release_of, must_fit,
         must_have_positions, open_dims, prepare,
     },
-    files::{ends_as_folder, folder_of},
+    file_names::MODEL_ENDINGS,
+    files::{ends_as_folder, folder_of, has_ending},
     metadata,
     onnx::{
         OnnxFile,
@@ -141,7 +142,7 @@ pub(super) fn run(arguments: &PrepareArguments) -> Result<ExitCode, Failure> {
 
 /// Engines lie beside the model under its name and the ending `plan`.
 fn is_named_like_a_model(output: &Path) -> Result<(), Failure> {
-    if !ends_as_folder(output) && output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx")) {
+    if !ends_as_folder(output) && has_ending(output, MODEL_ENDINGS) {
         return Ok(());
     }
     let message = format!("{} does not end in .onnx, as models do", output.display());

@@ -6,9 +6,10 @@ use clap::{Args, ValueEnum};
 
 use super::{
     args::{BackendArgument, threads, written},
+    output_file::TENSORS,
     size_args::positive,
 };
-use crate::profile::PmiOptions;
+use crate::{files::has_ending, profile::PmiOptions};
 
 /// Most lines that run together where the user does not say.
 pub(super) const DEFAULT_BATCH: usize = 32;
@@ -79,11 +80,11 @@ impl ProfileArguments {
 
     /// What an input holds.
     pub(super) fn format_of(&self, input: &Path) -> InputFormat {
-        match (self.format, input.extension().and_then(|ending| ending.to_str())) {
-            (InputFormat::Auto, Some("safetensors")) => InputFormat::Tensors,
-            (InputFormat::Auto, Some("ids")) => InputFormat::Ids,
-            (InputFormat::Auto, _) => InputFormat::Text,
-            (format, _) => format,
+        match self.format {
+            InputFormat::Auto if has_ending(input, TENSORS) => InputFormat::Tensors,
+            InputFormat::Auto if has_ending(input, &["ids"]) => InputFormat::Ids,
+            InputFormat::Auto => InputFormat::Text,
+            format => format,
         }
     }
 

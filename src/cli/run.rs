@@ -13,7 +13,6 @@ use super::{
     apart::keep_apart,
     args::BackendArgument,
     document::{Kind, document},
-    failure::is_engine_name,
     interrupt::Ending,
     output_file::{OutputFile, TENSORS, commit_all, own_ending},
     print_result,
@@ -23,8 +22,8 @@ use super::{
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions, add_implied},
-    file_names::graphs_in,
-    files::name_of,
+    file_names::{PLAN_ENDINGS, graphs_in},
+    files::{has_ending, name_of},
     latency::inputs_at,
     onnx::{OnnxFile, read_model},
     tensor::{NamedTensors, Tensor, TensorData},
@@ -157,7 +156,7 @@ enum Runnable {
 
 impl Runnable {
     fn open(arguments: &RunArguments) -> Result<Self, Failure> {
-        if !is_engine_name(&arguments.model) {
+        if !has_ending(&arguments.model, PLAN_ENDINGS) {
             arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendArgument::Ort)])?;
             return Ok(Self::Model(Box::new(read_model(&only_graph(&arguments.model)?)?)));
         }

@@ -93,6 +93,9 @@ impl Recipe {
     }
 }
 
+/// Follows the name of a plan in that of its lock.
+pub const LOCK: &str = ".lock.json";
+
 /// The content of `PLAN.lock.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanLock {
@@ -181,7 +184,7 @@ impl PlanLock {
     /// Where the lock of the plan at `plan` lies.
     pub fn path_of(plan: &Path) -> PathBuf {
         let mut name = plan.as_os_str().to_owned();
-        name.push(".lock.json");
+        name.push(LOCK);
         name.into()
     }
 

@@ -13,7 +13,9 @@ mod shape_list;
 
 pub use cache::{Cache, CacheError, Cached};
 pub use choice::{ChoiceError, Device, dtype_of, known_release_of, must_be, must_fit, release_of};
-pub use lock::{BuildOptions, LOCK_FORMAT, LockError, Machine, ModelHash, PLAN_WARNING, PlanLock, PluginHash, Recipe};
+pub use lock::{
+    BuildOptions, LOCK, LOCK_FORMAT, LockError, Machine, ModelHash, PLAN_WARNING, PlanLock, PluginHash, Recipe,
+};
 pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, ReleaseNumber, Version, fit};
 pub use positions::must_have_positions;
 pub use prepare::{PrepareError, Prepared, is_prepared, prepare};

@@ -6,14 +6,14 @@ use moa_graphs::NamedGraph;
 
 use super::{ExportError, ExternalData};
 use crate::{
-    file_names::{DATA, graph_file},
-    files::{ends_as_folder, folder_of, in_folder},
+    file_names::{CHECKPOINT_ENDINGS, DATA, MODEL_ENDINGS, PLAN_ENDINGS, graph_file},
+    files::{ends_as_folder, folder_of, has_ending, in_folder},
     onnx::{INLINE_LIMIT, WriteError, weight_bytes},
 };
 
 /// Endings of files that are no ONNX, so that a folder of such a name is a slip.
-const FOREIGN_ENDINGS: [&str; 12] =
-    ["bin", "engine", "gguf", "json", "onx", "ort", "pb", "plan", "pt", "pth", "safetensors", "tflite"];
+const FOREIGN_ENDINGS: [&[&str]; 3] =
+    [PLAN_ENDINGS, CHECKPOINT_ENDINGS, &["gguf", "json", "onx", "ort", "pb", "tflite"]];
 
 /// Where the graphs of one export go.
 pub(super) struct Plan {
@@ -43,7 +43,6 @@ impl Plan {
         graphs: &[NamedGraph],
         external_data: ExternalData,
     ) -> Result<Self, ExportError> {
-        let ending = out.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         let external = |graph: &NamedGraph| match external_data {
             ExternalData::Always => true,
             ExternalData::Never => false,
@@ -58,7 +57,7 @@ impl Plan {
             return Err(WriteError::WrongKind { path: out.into(), expected: "a folder" }.into());
         }
         let is_folder = out.is_dir() || ends_as_folder(out);
-        if ending.eq_ignore_ascii_case("onnx") && !is_folder {
+        if has_ending(out, MODEL_ENDINGS) && !is_folder {
             let Some(name) = out.file_name().and_then(|name| name.to_str()) else {
                 return Err(ExportError::NotText { path: out.into() });
             };
@@ -70,9 +69,8 @@ impl Plan {
             let files = vec![file(name.to_owned(), graph)];
             return Ok(Self { folder: folder_of(out).into(), whole_folder: false, files });
         }
-        let stem = out.file_stem().map(Path::new).and_then(Path::extension);
-        let is_packed = stem.is_some_and(|inner| inner.eq_ignore_ascii_case("onnx"));
-        let is_foreign = is_packed || FOREIGN_ENDINGS.iter().any(|foreign| ending.eq_ignore_ascii_case(foreign));
+        let is_packed = out.file_stem().is_some_and(|stem| has_ending(stem, MODEL_ENDINGS));
+        let is_foreign = is_packed || FOREIGN_ENDINGS.iter().any(|endings| has_ending(out, endings));
         if is_foreign && !ends_as_folder(out) {
             return Err(ExportError::WrongEnding { path: out.into() });
         }

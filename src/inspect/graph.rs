@@ -15,7 +15,8 @@ use super::{
     sizes::{ModelSizes, symbols},
 };
 use crate::{
-    file_names::{DECODER, ENCODER, MODEL},
+    file_names::{DECODER, ENCODER, MODEL, MODEL_ENDINGS},
+    files::has_ending,
     metadata,
     onnx::{
         OnnxFile,
@@ -170,8 +171,7 @@ pub fn model_files(path: &Path) -> io::Result<ModelFiles> {
     let mut files = Vec::new();
     for entry in fs::read_dir(path)? {
         let file = entry?.path();
-        let is_model = file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx"));
-        if is_model && file.is_file() {
+        if has_ending(&file, MODEL_ENDINGS) && file.is_file() {
             files.push(file);
         }
     }

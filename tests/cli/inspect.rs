@@ -158,7 +158,11 @@ fn what_cannot_be_inspected_is_refused() {
     scene.refuses("inspect", 2, &["required", "help: "]);
     scene.refuses("inspect nowhere.onnx", 5, &["nowhere.onnx"]);
     scene.refuses("inspect not.onnx", 3, &["not.onnx"]);
-    scene.refuses("inspect ck/config.json", 2, &["is no checkpoint", "inspect --config ck/config.json"]);
+    scene.write("CONFIG.JSON", scene.read("ck/config.json"));
+    for file in ["ck/config.json", "CONFIG.JSON"] {
+        let help = format!("inspect --config {file}");
+        scene.refuses(&format!("inspect {file}"), 2, &["is no checkpoint", &help]);
+    }
     scene.refuses("inspect model.onnx --config ck/config.json", 2, &["--config belongs to a checkpoint"]);
     scene.refuses("inspect --preset moa-bas", 2, &["there is no preset \"moa-bas\"", "moa-base"]);
     scene.refuses("inspect --preset moa-base --table 1", 2, &["cannot be used with"]);

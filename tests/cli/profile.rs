@@ -154,6 +154,17 @@ fn pages_are_whole_files_that_need_no_other() {
     scene.refuses("profile out --inputs pairs.tsv --report profile.html", 2, &["MOA-E0211", "profile.html exists"]);
 }
 
+#[test]
+fn endings_in_capitals_tell_the_format_too() {
+    let scene = Scene::with_fixture("mlm");
+    scene.accepts("ck -o m.onnx --form standard");
+    scene.accepts("run m.onnx --random --seq 5 --save-inputs IN.SAFETENSORS --backend tract");
+    scene.write("LINES.IDS", "4 5 6\n");
+    for inputs in ["IN.SAFETENSORS", "LINES.IDS"] {
+        scene.accepts(&format!("profile m.onnx --inputs {inputs} --backend tract"));
+    }
+}
+
 /// Neither says how many threads a runtime takes that computes nothing.
 #[test]
 fn pages_of_tract_name_no_threads() {

@@ -36,6 +36,8 @@ fn what_a_folder_holds_in_place_of_a_checkpoint_is_named() {
     scene.refuses("hub -o m.onnx", 5, &[generic]);
     fs::rename(scene.path("ck/model.safetensors"), scene.path("ck/model.fp16.safetensors")).unwrap();
     scene.refuses("ck -o m.onnx", 5, &["help: did you mean ck/model.fp16.safetensors?"]);
+    fs::rename(scene.path("ck/model.fp16.safetensors"), scene.path("ck/W.SAFETENSORS")).unwrap();
+    scene.refuses("ck -o m.onnx", 5, &["help: did you mean ck/W.SAFETENSORS?"]);
     scene.write("ck/model.pt", "");
     scene.refuses("ck -o m.onnx", 5, &[generic]);
 }

@@ -213,6 +213,7 @@ fn what_is_missing_or_does_not_fit_is_said_before_anything_is_built() {
         ("", "build m.onnx -o m.plan --dim rows=1 --dtype fp16", 4, &["m.onnx is fp32", "export with --dtype fp16"]),
         ("", "build m.onnx -o m.plan --dim rows=1 --gpu k80", 2, &["'k80'", "auto"]),
         ("", "build m.onnx -o x.onnx --dim rows=1", 2, &["x.onnx is the name of a model"]),
+        ("", "build m.onnx -o X.ONNX --dim rows=1", 2, &["X.ONNX is the name of a model"]),
         ("", "build m.onnx -o file --dim rows=1", 2, &["file exists already"]),
         ("", "build m.onnx -o file/m.plan --dim rows=1", 2, &["file is not a folder"]),
         ("", "build m.onnx -o /proc/m.plan --dim rows=1", 5, &["/proc/m.plan"]),
@@ -337,7 +338,9 @@ fn a_folder_becomes_a_folder_of_plans() {
     let line = format!("build out -o plans {dims}");
     stage.refuses("", &line, 2, &["no size is given to past_sequence"]);
     stage.refuses("", &format!("{line} --dim length=1"), 2, &["`length`, which no input has"]);
-    stage.refuses("", "build out -o out.plan", 2, &["out is a folder, and -o names one plan"]);
+    for plan in ["out.plan", "out.engine", "OUT.PLAN"] {
+        stage.refuses("", &format!("build out -o {plan}"), 2, &["out is a folder, and -o names one plan"]);
+    }
     stage.refuses("", "build ck -o plans", 5, &["ck holds no model.onnx"]);
     stage.accepts("", &format!("{line} --dim past_sequence=0:8:16 --timing-cache timings"));
     let expected =

@@ -33,7 +33,10 @@ use super::{
     input::{InputFile, ReadError},
     limits,
 };
-use crate::file_kind::{self, FileKind};
+use crate::{
+    file_kind::{self, FileKind},
+    files::has_ending,
+};
 use config::Keys;
 use crc32::Crc32;
 use gather::Kept;
@@ -46,7 +49,7 @@ use zip_entry::Entry;
 pub(super) use storage::View;
 
 /// How names of PyTorch files end.
-const ENDINGS: [&str; 3] = ["pt", "pth", "bin"];
+const ENDINGS: &[&str] = &["pt", "pth", "bin"];
 const PICKLE: &str = "data.pkl";
 /// Bytes that stay in memory of those that a strided tensor was last read from.
 const KEPT: u64 = 64 << 20;
@@ -120,8 +123,7 @@ pub(super) fn is_archive(path: &Path) -> Result<bool, CheckpointError> {
 
 /// Whether a file is a PyTorch file by its name, and nothing that is known by its first bytes.
 pub(super) fn is_unknown(path: &Path) -> Result<bool, CheckpointError> {
-    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    if !ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)) {
+    if !has_ending(path, ENDINGS) {
         return Ok(false);
     }
     prefix(path).map(|prefix| file_kind::recognise(&prefix).is_none() && !file_kind::is_safetensors(&prefix))

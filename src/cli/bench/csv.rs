@@ -2,7 +2,8 @@
 
 use super::text::with_digits;
 use crate::{
-    file_names::{data_file, graph_file},
+    file_names::{MODEL_ENDINGS, data_file, graph_file},
+    files::has_ending,
     latency::{BATCH, BenchResult, ModelFile, PAST, Row, SEQUENCE, SOURCE, Verdict},
 };
 
@@ -73,7 +74,7 @@ fn of_the_host(result: &BenchResult, row: &Row) -> [String; 7] {
 /// SHA-256 of the graph that was timed, and of its weights where they lie beside it.
 fn hashes(result: &BenchResult, row: &Row) -> [String; 2] {
     let own = || result.receipt.files.iter().filter(|file| file.model == row.subject.model);
-    let mut graphs = own().filter(|file| file.file.ends_with(".onnx"));
+    let mut graphs = own().filter(|file| has_ending(&file.file, MODEL_ENDINGS));
     let stem = graph_file(&row.subject.part);
     let graph = graphs.clone().find(|file| file.file == stem).or_else(|| graphs.next());
     let data = graph.map(|graph| data_file(graph.file.as_ref()));
@@ -108,6 +109,14 @@ mod tests {
         let (names, cells): (Vec<_>, Vec<_>) = (HEADER.split(',').collect(), line.split(',').collect());
         assert_eq!(names.len(), cells.len(), "{line}");
         names.into_iter().zip(cells).collect()
+    }
+
+    #[test]
+    fn a_model_whose_name_ends_in_capitals_has_its_hash() {
+        let mut result = sample();
+        result.receipt.files.iter_mut().for_each(|file| file.file = file.file.to_uppercase());
+        let text = csv(&result);
+        assert_eq!(by_name(text.lines().nth(1).unwrap())["model_sha256"], "e");
     }
 
     #[test]

@@ -5,15 +5,15 @@ use std::path::Path;
 use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
 use moa_schema::interface::axis::may_be_empty;
 
-use super::{Code, FOLDER_HELP, Failure, is_engine_name};
+use super::{Code, FOLDER_HELP, Failure};
 use crate::{
     backend::{BackendError, BackendErrorKind, EngineError},
     checkpoint::{self, CheckpointError},
     cli::codes::{CHECKPOINT, ONNX, WEIGHT},
     engine::{ChoiceError, LockError, PrepareError, ShapeProfileError},
     export::{ExportError, OPSETS, VocabularyError},
-    file_names::NoGraph,
-    files::{ErrorKind, help_with},
+    file_names::{CHECKPOINT_ENDINGS, NoGraph, PLAN_ENDINGS},
+    files::{ErrorKind, has_ending, help_with},
     latency::LatencyError,
     onnx::{EncodeError, ReadError, WriteError},
     parity::{AuditError, VerifyError},
@@ -32,7 +32,7 @@ const CHECKPOINT_HELP: &str = "give the file or folder that `moa-export CHECKPOI
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        let engine = matches!(&error, CheckpointError::Header { file, .. } if is_engine_name(Path::new(file)));
+        let engine = matches!(&error, CheckpointError::Header { file, .. } if has_ending(file, PLAN_ENDINGS));
         let help = match engine {
             true => Some("an engine is no checkpoint; give what the engine's ONNX file was exported from".into()),
             false => error.help(),
@@ -41,19 +41,13 @@ impl From<CheckpointError> for Failure {
     }
 }
 
-/// Whether a file is named as checkpoints are.
-fn is_checkpoint_name(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|ending| ["safetensors", "pt", "pth", "bin"].iter().any(|one| ending.eq_ignore_ascii_case(one)))
-}
-
 impl From<ReadError> for Failure {
     fn from(error: ReadError) -> Self {
         let engine =
             "give the ONNX file that the engine was built from, and with `--backends tensorrt` the engine as --plan";
         let by_name = || match &error {
-            ReadError::Refused { path, .. } if is_engine_name(path) => Some(engine),
-            ReadError::Refused { path, .. } if is_checkpoint_name(path) => Some(CHECKPOINT_HELP),
+            ReadError::Refused { path, .. } if has_ending(path, PLAN_ENDINGS) => Some(engine),
+            ReadError::Refused { path, .. } if has_ending(path, CHECKPOINT_ENDINGS) => Some(CHECKPOINT_HELP),
             _ => None,
         };
         let whole = "give a whole .onnx file: copy or download it again, or export again";

@@ -20,7 +20,9 @@ use super::{
     args::within,
     document::{Kind, document},
     interrupt::Ending,
-    note_of_keys, open_checkpoint, print_result,
+    note_of_keys, open_checkpoint,
+    output_file::JSON,
+    print_result,
     table::{counted, noun, table},
     usage::nearest,
 };
@@ -28,7 +30,7 @@ use crate::{
     checkpoint::{self, read_config},
     export::import,
     file_names::CONFIG,
-    files::folder_of,
+    files::{folder_of, has_ending},
     inspect::{
         Cost, Inspection, Lengths, inspect,
         preset::{PRESETS, Preset},
@@ -116,7 +118,7 @@ pub(super) fn run(arguments: &InspectArguments) -> Result<ExitCode, Failure> {
 }
 
 fn of_checkpoint(path: &Path, lengths: Lengths, arguments: &InspectArguments) -> Result<Inspection, Failure> {
-    if path.extension().is_some_and(|ending| ending == "json") {
+    if has_ending(path, JSON) {
         let help = match checkpoint::models().any(|name| path.ends_with(name)) {
             true => format!("give the folder that holds it: {}", folder_of(path).display()),
             false => format!("give it as `moa-export inspect --config {}`", path.display()),

@@ -47,7 +47,7 @@ const MODULES: [Module; 25] = [
     ),
     module(
         "inspect",
-        &["file_names", "metadata", "moa_graphs", "moa_schema", "onnx::read"],
+        &["file_names", "files", "metadata", "moa_graphs", "moa_schema", "onnx::read"],
         &["moa_graphs::graph", "moa_graphs::lower"],
     ),
     module("report", &[], &[]),
