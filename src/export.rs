@@ -9,7 +9,7 @@ mod source_hash;
 use std::path::{Path, PathBuf};
 
 use moa_graphs::{
-    ImportError, LowerError, Options, Precision, WeightError, families, families::ImportOptions, model::Model,
+    ImportError, LowerError, Options, Part, Precision, WeightError, families, families::ImportOptions, model::Model,
 };
 use moa_schema::{GateMode, IntegerType};
 
@@ -369,12 +369,12 @@ fn companions(
     Ok(companions)
 }
 
-fn metadata_of(family: &str, part: &str, source: &str, options: &ExportOptions) -> Vec<(String, String)> {
+fn metadata_of(family: &str, part: Part, source: &str, options: &ExportOptions) -> Vec<(String, String)> {
     let mut entries = vec![
         (metadata::DTYPE, options.graph.precision.as_str().to_owned()),
         (metadata::FAMILY, family.to_owned()),
         (metadata::FORM, options.graph.form.as_str().to_owned()),
-        (metadata::PART, part.to_owned()),
+        (metadata::PART, part.as_str().to_owned()),
         (metadata::ROUTER_OUTPUTS, options.graph.router_outputs.to_string()),
         (metadata::SOURCE, source.to_owned()),
     ];

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-pub(crate) use moa_graphs::stem::{DECODER, ENCODER, MODEL};
+pub(crate) use moa_graphs::Part;
 
 /// The configuration of a checkpoint, and of a causal language model for Hugging Face's tools.
 pub(crate) const CONFIG: &str = "config.json";
@@ -35,49 +35,51 @@ pub(crate) fn data_file(model: &Path) -> PathBuf {
     data.into()
 }
 
-/// The file of the graph `stem`.
-pub(crate) fn graph_file(stem: &str) -> String {
-    format!("{stem}.onnx")
+/// The file of a graph in an exported folder.
+pub(crate) fn graph_file(part: Part) -> String {
+    format!("{}.onnx", part.as_str())
 }
-
-/// Stems of all graphs that an exported folder may hold.
-pub(crate) const GRAPHS: [&str; 3] = [MODEL, ENCODER, DECODER];
 
 /// A folder that lacks a graph.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoGraph {
     /// It holds no graph of an export.
-    #[error("{} holds no {}, {} or {}", folder.display(), graph_file(MODEL), graph_file(ENCODER), graph_file(DECODER))]
+    #[error("{} holds no {}", folder.display(), any_graph())]
     Any {
         /// The folder.
         folder: PathBuf,
     },
     /// It holds one half of an encoder-decoder.
-    #[error("{} holds {} and no {}", folder.display(), graph_file(found), graph_file(missing))]
+    #[error("{} holds {} and no {}", folder.display(), graph_file(*found), graph_file(*missing))]
     Half {
         /// The folder.
         folder: PathBuf,
-        /// Stem of the graph that it has.
-        found: &'static str,
-        /// Stem of the other one.
-        missing: &'static str,
+        /// The graph that it has.
+        found: Part,
+        /// The other one.
+        missing: Part,
     },
 }
 
-/// Stems and files of the graphs that an exported folder holds, in the order of [`GRAPHS`].
+fn any_graph() -> String {
+    let [model, encoder, decoder] = Part::ALL.map(graph_file);
+    format!("{model}, {encoder} or {decoder}")
+}
+
+/// The graphs that an exported folder holds by the names of its files, in the order of [`Part::ALL`].
 ///
 /// # Errors
 ///
 /// Where there are none, and where there is an encoder without a decoder or the other way round.
-pub(crate) fn graphs_in(folder: &Path) -> Result<Vec<(&'static str, PathBuf)>, NoGraph> {
-    let graphs = GRAPHS.map(|stem| (stem, folder.join(graph_file(stem))));
+pub(crate) fn graphs_in(folder: &Path) -> Result<Vec<(Part, PathBuf)>, NoGraph> {
+    let graphs = Part::ALL.map(|part| (part, folder.join(graph_file(part))));
     let graphs: Vec<_> = graphs.into_iter().filter(|(_, file)| file.exists()).collect();
     if graphs.is_empty() {
         return Err(NoGraph::Any { folder: folder.into() });
     }
-    for (found, missing) in [(ENCODER, DECODER), (DECODER, ENCODER)] {
-        let has = |stem| graphs.iter().any(|(known, _)| *known == stem);
+    for (found, missing) in [(Part::Encoder, Part::Decoder), (Part::Decoder, Part::Encoder)] {
+        let has = |part| graphs.iter().any(|(known, _)| *known == part);
         if has(found) && !has(missing) {
             return Err(NoGraph::Half { folder: folder.into(), found, missing });
         }

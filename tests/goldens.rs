@@ -66,7 +66,7 @@ impl Setting {
         graphs
             .iter()
             .map(|graph| {
-                let path = folder.join(format!("{}.onnx", graph.stem));
+                let path = folder.join(format!("{}.onnx", graph.part.as_str()));
                 let mut file = std::fs::File::create(&path).unwrap();
                 encode(&graph.graph, DEFAULT_OPSET, None).unwrap().write(&[], &mut file).unwrap();
                 drop(file);

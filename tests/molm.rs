@@ -15,11 +15,11 @@ use common::{
 use moa_export::{
     checkpoint::Checkpoint,
     export::{ExportOptions, SideFileOptions, export_with, import},
-    reference::{Part, Reference},
+    reference::Reference,
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::{
-    Form, LowerError, Options, lower,
+    Form, LowerError, Options, Part, lower,
     model::{Attention, MoaLayer, Model},
 };
 use moa_schema::AttentionMode;

@@ -13,11 +13,11 @@ use common::{
     integers, token_inputs, weight,
 };
 use moa_export::{
-    reference::{Choices, Evaluation, Factors, Part, Reference, ReferenceError},
+    reference::{Choices, Evaluation, Factors, Reference, ReferenceError},
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::{
-    Precision,
+    Part, Precision,
     model::{Attention, ExpertLayout, KeyValueWeights, MoaLayer, Model, Router},
 };
 use moa_schema::{AttentionMode, FloatType, GateMode};

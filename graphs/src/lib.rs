@@ -17,15 +17,16 @@ mod float;
 pub mod graph;
 mod lower;
 pub mod model;
+mod part;
 mod precision;
 pub mod quantization;
-pub mod stem;
 mod synthetic;
 mod weight;
 
 pub use error::ImportError;
 pub use float::{FloatType, OutOfRange, Rounding};
 pub use lower::{Form, LowerError, NamedGraph, Options, lower};
+pub use part::Part;
 pub use precision::Precision;
 pub use synthetic::SyntheticTensors;
 pub use weight::{Runs, TensorDirectory, TensorSource, Weight, WeightError};

@@ -80,7 +80,7 @@ pub use dtype::Dtype;
 pub use error::CheckpointError;
 
 use crate::{
-    file_names::{CHECKPOINT_ENDINGS, CONFIG, GRAPHS, graph_file},
+    file_names::{CHECKPOINT_ENDINGS, CONFIG, Part, graph_file},
     files::{folder_of, has_ending},
 };
 use error::shown;
@@ -253,7 +253,7 @@ impl Location {
         if let Some((shard, index)) = lone_shard(path) {
             return Err(CheckpointError::NoIndex { folder: shown(path), shard: shown(Path::new(&shard)), index });
         }
-        let is_export = GRAPHS.iter().any(|stem| path.join(graph_file(stem)).is_file());
+        let is_export = Part::ALL.into_iter().any(|part| path.join(graph_file(part)).is_file());
         let (folder, looked_for) = (shown(path), FORMATS.as_flattened().join(", "));
         Err(CheckpointError::NoModel { folder, looked_for, is_export, meant: meant(path).map(|path| shown(&path)) })
     }

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     checkpoint::read_config,
     export::{ExportOptions, export_model_watched},
-    file_names::{GRAPHS, data_file, graph_file},
+    file_names::{Part, data_file, graph_file},
     shell::path_word,
 };
 
@@ -141,7 +141,7 @@ fn nothing(option: &str, why: &str) -> Failure {
 /// Refuses to write over the configuration that is read.
 fn keep_configuration(arguments: &BaselineArguments) -> Result<(), Failure> {
     let Some(config) = arguments.config.as_deref() else { return Ok(()) };
-    let beside = GRAPHS.map(|stem| arguments.output.join(graph_file(stem)));
+    let beside = Part::ALL.map(|part| arguments.output.join(graph_file(part)));
     for graph in beside.iter().chain([&arguments.output]) {
         keep_apart(&[Some(graph), Some(&data_file(graph))], [config].into_iter())?;
     }

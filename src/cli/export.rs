@@ -26,7 +26,7 @@ use crate::text::{HubTokenizer, TOKENIZER_FILE};
 use crate::{
     backend::operator_library_to_copy,
     export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
-    file_names::{ENCODER, GENAI_CONFIG, graph_file},
+    file_names::{GENAI_CONFIG, Part, graph_file},
     files::folder_of,
     shell::path_word,
     side_files,
@@ -156,7 +156,7 @@ fn file_of<'a>(report: &'a ExportReport, name: &str) -> Option<&'a Path> {
 
 /// Says that a translation model has no dictionary.
 fn note_of_dictionary(report: &ExportReport) {
-    if file_of(report, &graph_file(ENCODER)).is_some() && file_of(report, TRANSLATION_CONFIG).is_none() {
+    if file_of(report, &graph_file(Part::Encoder)).is_some() && file_of(report, TRANSLATION_CONFIG).is_none() {
         note(
             "no dictionary was found, and `generate` needs one: export with --dict FILE, or --source-dict and --target-dict",
         );

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     export::ExportReport,
-    file_names::{GRAPHS, MODEL_ENDINGS, data_file, graph_file},
+    file_names::{MODEL_ENDINGS, Part, data_file, graph_file},
     files::{folder_of, has_ending},
     metadata,
     onnx::read_model,
@@ -85,7 +85,7 @@ fn is_read(path: &Path) -> bool {
 
 /// Whether a file has the name that a graph of a folder has.
 fn is_graph(path: &Path) -> bool {
-    GRAPHS.iter().any(|graph| path.file_name() == Some(graph_file(graph).as_ref()))
+    Part::ALL.into_iter().any(|part| path.file_name() == Some(graph_file(part).as_ref()))
 }
 
 /// Names those of the files with weights which are of an export that was replaced by one without such a file.
@@ -105,7 +105,7 @@ fn note_of_old_data(files: impl Iterator<Item = PathBuf>, written: &[PathBuf]) {
 /// Names files of a folder that commands and other programs may read, and that were not written there.
 fn note_of_old_files(folder: &Path, written: &[PathBuf]) {
     let is_left = |path: &PathBuf| path.is_file() && !written.contains(&place(path));
-    let graphs = GRAPHS.map(|graph| folder.join(graph_file(graph)));
+    let graphs = Part::ALL.map(|part| folder.join(graph_file(part)));
     let gone = graphs.iter().filter(|graph| !written.contains(&place(graph)));
     note_of_old_data(gone.map(|graph| data_file(graph)), written);
     for path in graphs.iter().filter(|graph| is_left(graph)) {

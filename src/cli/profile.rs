@@ -18,7 +18,7 @@ use super::{
     profile_args::{InputFormat, ProfileArguments},
     profile_inputs::{batches, folder},
     profile_report,
-    profile_vocabulary::{Vocabulary, check_dictionaries, is_of_decoder},
+    profile_vocabulary::{Vocabulary, check_dictionaries},
     progress,
     run::{BackendOptions, backend, check_ort_options},
     table::{counted, table},
@@ -147,7 +147,7 @@ fn of_inputs(error: ProfileError, path: &Path) -> Failure {
 impl Profiled<'_> {
     /// What stands for a token in a module's graph: its symbol, or its id where no dictionary names it.
     pub(super) fn symbol(&self, module: &ModuleProfile, id: i64) -> String {
-        let beside = || self.vocabulary.as_ref()?.symbol(is_of_decoder(&module.graph), id);
+        let beside = || self.vocabulary.as_ref()?.symbol(module.part, id);
         let named = match &self.dictionary {
             Some(dictionary) => Some(dictionary.symbol(id).to_owned()),
             None => beside(),
@@ -269,7 +269,10 @@ pub(super) fn labels(modules: &[ModuleProfile]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Balance, Margin, Score};
+    use crate::{
+        file_names::Part,
+        profile::{Balance, Margin, Score},
+    };
 
     fn module(name: &str) -> ModuleProfile {
         let balance = Balance { max_over_mean: 1.0, coefficient_of_variation: 0.0, normalized_entropy: 1.0, idle: 0 };
@@ -277,6 +280,7 @@ mod tests {
         let margin = Margin { score, min: None, p10: None, p50: None, p90: None, max: None, samples: Vec::new() };
         ModuleProfile {
             graph: String::new(),
+            part: Part::Model,
             module: name.into(),
             top_k: 1,
             tokens: 0,

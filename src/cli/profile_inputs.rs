@@ -159,7 +159,7 @@ fn text_lines(
 #[cfg(feature = "tokenizers")]
 fn hub_lines(profiler: &Profiler, (path, text): (&Path, &str), tokenizer: &HubTokenizer) -> Result<Vec<Line>, Failure> {
     note_of_contradiction(tokenizer, "profile");
-    let symbols = profiler.symbols().next().map_or(usize::MAX, |(_, symbols)| symbols);
+    let symbols = profiler.symbols().next().map_or(usize::MAX, |(_, _, symbols)| symbols);
     let is_strange = |id: &&i64| !usize::try_from(**id).is_ok_and(|id| id < symbols);
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {

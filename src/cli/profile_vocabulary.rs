@@ -8,7 +8,7 @@ use super::{export::note_of_size, note};
 #[cfg(feature = "tokenizers")]
 use crate::text::HubTokenizer;
 use crate::{
-    file_names::{ENCODER, graph_file},
+    file_names::{Part, graph_file},
     profile::Profiler,
     text::{Dictionary, TRANSLATION_CONFIG, TextError, Tokenizer, TranslationConfig},
 };
@@ -31,7 +31,7 @@ impl Vocabulary {
             let tokenizer = Box::new(Tokenizer::read(folder, &config)?);
             return Ok(Some(Self::Fairseq { tokenizer, config }));
         }
-        match folder.join(graph_file(ENCODER)).exists() {
+        match folder.join(graph_file(Part::Encoder)).exists() {
             true => Ok(None),
             false => Self::of_hub(folder, reads_text),
         }
@@ -54,10 +54,10 @@ impl Vocabulary {
         Ok(None)
     }
 
-    /// What names a token of the decoder's side, or of the other.
-    pub(super) fn symbol(&self, decoder: bool, id: i64) -> Option<String> {
+    /// What names a token of a graph.
+    pub(super) fn symbol(&self, part: Part, id: i64) -> Option<String> {
         match self {
-            Self::Fairseq { tokenizer, .. } => Some(dictionary(tokenizer, decoder).symbol(id).to_owned()),
+            Self::Fairseq { tokenizer, .. } => Some(dictionary(tokenizer, part).symbol(id).to_owned()),
             #[cfg(feature = "tokenizers")]
             Self::Hub(tokenizer) => tokenizer.symbol(id),
         }
@@ -67,32 +67,33 @@ impl Vocabulary {
     /// so.
     pub(super) fn check(&self, folder: &Path, profiler: &Profiler) -> Result<(), Failure> {
         match self {
-            Self::Fairseq { tokenizer, .. } => {
-                check_dictionaries(folder, |decoder| dictionary(tokenizer, decoder), profiler)
-            }
+            Self::Fairseq { tokenizer, .. } => check_dictionaries(folder, |part| dictionary(tokenizer, part), profiler),
             #[cfg(feature = "tokenizers")]
             Self::Hub(tokenizer) => {
-                note_of_size(tokenizer, profiler.symbols().next().map(|(_, symbols)| symbols));
+                note_of_size(tokenizer, profiler.symbols().next().map(|(_, _, symbols)| symbols));
                 Ok(())
             }
         }
     }
 }
 
-const fn dictionary(tokenizer: &Tokenizer, decoder: bool) -> &Dictionary {
-    if decoder { tokenizer.target() } else { tokenizer.source() }
+const fn dictionary(tokenizer: &Tokenizer, part: Part) -> &Dictionary {
+    match part {
+        Part::Decoder => tokenizer.target(),
+        Part::Encoder | Part::Model => tokenizer.source(),
+    }
 }
 
-/// Refuses dictionaries, of the decoder or of others, that the graphs were not made with. A masked language model knows
+/// Refuses dictionaries that the graphs were not made with. A masked language model knows
 /// one symbol more than its dictionary: fairseq adds the mask when it trains.
 pub(super) fn check_dictionaries<'a>(
     path: &Path,
-    of_decoder: impl Fn(bool) -> &'a Dictionary,
+    dictionary: impl Fn(Part) -> &'a Dictionary,
     profiler: &Profiler,
 ) -> Result<(), Failure> {
     let masks = usize::from(!profiler.is_encoder_decoder());
-    profiler.symbols().try_for_each(|(graph, symbols)| {
-        let found = of_decoder(is_of_decoder(graph)).len();
+    profiler.symbols().try_for_each(|(graph, part, symbols)| {
+        let found = dictionary(part).len();
         if (found..=found + masks).contains(&symbols) {
             return Ok(());
         }
@@ -100,8 +101,4 @@ pub(super) fn check_dictionaries<'a>(
         let message = format!("{path}: {found} symbols with the four special ones; {graph} knows {symbols}");
         Err(Failure::other_vocabulary(message))
     })
-}
-
-pub(super) fn is_of_decoder(graph: &str) -> bool {
-    graph.starts_with("decoder")
 }

@@ -2,7 +2,7 @@
 
 use std::{io, iter, path::Path, thread};
 
-use moa_graphs::{NamedGraph, graph::Buffers, model::Model};
+use moa_graphs::{NamedGraph, Part, graph::Buffers, model::Model};
 
 use super::{
     ExportError, Watch, WrittenFile,
@@ -48,12 +48,12 @@ impl<'a> Outputs<'a> {
         plan: &Plan,
         graphs: &[NamedGraph],
         opset: i64,
-        metadata: impl Fn(&str, &str) -> Vec<(String, String)>,
+        metadata: impl Fn(Part, &str) -> Vec<(String, String)>,
     ) -> Result<String, ExportError> {
         self.watch.begin(graphs.iter().map(|graph| weight_bytes(&graph.graph)).sum());
         let (encoded, source_sha256) = self.write_data_and_hash(model, plan, graphs, opset)?;
         for ((file, graph), encoded) in plan.files.iter().zip(graphs).zip(encoded) {
-            let metadata = metadata(graph.stem, &source_sha256);
+            let metadata = metadata(graph.part, &source_sha256);
             self.write_file(&file.model, |writer| encoded.write(&metadata, writer))?;
         }
         Ok(source_sha256)

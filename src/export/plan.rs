@@ -62,7 +62,7 @@ impl Plan {
                 return Err(ExportError::NotText { path: out.into() });
             };
             let [graph] = graphs else {
-                let files: Vec<_> = graphs.iter().map(|graph| graph_file(graph.stem)).collect();
+                let files: Vec<_> = graphs.iter().map(|graph| graph_file(graph.part)).collect();
                 let files = files.join(" and ");
                 return Err(ExportError::NeedsFolder { path: out.into(), family: family.into(), files });
             };
@@ -74,14 +74,17 @@ impl Plan {
         if is_foreign && !ends_as_folder(out) {
             return Err(ExportError::WrongEnding { path: out.into() });
         }
-        let files = graphs.iter().map(|graph| file(graph_file(graph.stem), graph)).collect();
+        let files = graphs.iter().map(|graph| file(graph_file(graph.part), graph)).collect();
         Ok(Self { folder: out.into(), whole_folder: true, files })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use moa_graphs::graph::{Constant, ConstantValues, Data, Graph, Initializer};
+    use moa_graphs::{
+        Part,
+        graph::{Constant, ConstantValues, Data, Graph, Initializer},
+    };
 
     use super::*;
 
@@ -99,7 +102,7 @@ mod tests {
             nodes,
             functions,
         };
-        NamedGraph { stem: "model", graph }
+        NamedGraph { part: Part::Model, graph }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use moa_schema::interface::{ANY_LAYER, ATTENTION_MASK, Cache, INPUT_IDS, LOGITS,
 use super::GenerateError;
 use super::graphs::{cache_sizes, check_logits, no_caches};
 use crate::{
-    file_names::{CONFIG, ENCODER, GENAI_CONFIG, GENERATION_CONFIG, MODEL, graph_file},
+    file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG, Part, graph_file},
     files::stays_below,
     onnx::{OnnxFile, read::ValueInfo, read_model},
     text::{Keys, TRANSLATION_CONFIG, TextError},
@@ -19,8 +19,8 @@ const EOS: &str = "eos_token_id";
 /// [`Translator`](super::Translator); a link counts, wherever it leads.
 pub fn holds_causal_lm(folder: &Path) -> bool {
     let holds = |name: &str| folder.join(name).symlink_metadata().is_ok();
-    let is_translation = holds(&graph_file(ENCODER)) || holds(TRANSLATION_CONFIG);
-    (holds(&graph_file(MODEL)) || holds(GENAI_CONFIG)) && !is_translation
+    let is_translation = holds(&graph_file(Part::Encoder)) || holds(TRANSLATION_CONFIG);
+    (holds(&graph_file(Part::Model)) || holds(GENAI_CONFIG)) && !is_translation
 }
 
 /// Inputs and outputs by what they mean.
@@ -126,7 +126,7 @@ impl CausalFolder {
     pub(super) fn read(folder: &Path) -> Result<Self, GenerateError> {
         let configs = Configs::read(folder)?;
         let name = configs.genai.as_ref().map(|[_, decoder]| decoder.text("filename")).transpose()?.flatten();
-        let name = name.map_or_else(|| graph_file(MODEL), ToOwned::to_owned);
+        let name = name.map_or_else(|| graph_file(Part::Model), ToOwned::to_owned);
         let path = folder.join(&name);
         if !stays_below(Path::new(&name)) {
             let what = format!("{GENAI_CONFIG} names it, and it is outside the folder");
@@ -257,10 +257,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let holds = || holds_causal_lm(folder.path());
         assert!(!holds());
-        for name in [graph_file(MODEL), GENAI_CONFIG.to_owned()] {
+        for name in [graph_file(Part::Model), GENAI_CONFIG.to_owned()] {
             fs::write(folder.path().join(&name), "").unwrap();
             assert!(holds(), "{name}");
-            for of_translators in [graph_file(ENCODER), TRANSLATION_CONFIG.to_owned()] {
+            for of_translators in [graph_file(Part::Encoder), TRANSLATION_CONFIG.to_owned()] {
                 fs::write(folder.path().join(&of_translators), "").unwrap();
                 assert!(!holds(), "{name} beside {of_translators}");
                 fs::remove_file(folder.path().join(of_translators)).unwrap();

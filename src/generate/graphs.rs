@@ -6,7 +6,7 @@ use moa_schema::interface::{ATTENTION_MASK, Cache, ENCODER_ATTENTION_MASK, INPUT
 
 use super::GenerateError;
 use crate::{
-    file_names::{DECODER, ENCODER, graph_file},
+    file_names::{Part, graph_file},
     metadata,
     onnx::{
         OnnxFile,
@@ -31,7 +31,7 @@ pub(super) struct Graphs {
 
 impl Graphs {
     pub(super) fn read(folder: &Path) -> Result<Self, GenerateError> {
-        let paths = [ENCODER, DECODER].map(|stem| folder.join(graph_file(stem)));
+        let paths = [Part::Encoder, Part::Decoder].map(|part| folder.join(graph_file(part)));
         for path in paths.iter().chain([&folder.join(TRANSLATION_CONFIG)]) {
             if matches!(path.try_exists(), Ok(false)) {
                 return Err(GenerateError::Missing { path: path.clone() });

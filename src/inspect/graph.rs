@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moa_graphs::Part;
 use moa_schema::interface::{LOGITS, is_own_past};
 
 use super::{
@@ -15,7 +16,7 @@ use super::{
     sizes::{ModelSizes, symbols},
 };
 use crate::{
-    file_names::{DECODER, ENCODER, MODEL, MODEL_ENDINGS},
+    file_names::MODEL_ENDINGS,
     files::has_ending,
     metadata,
     onnx::{
@@ -175,11 +176,12 @@ pub fn model_files(path: &Path) -> io::Result<ModelFiles> {
             files.push(file);
         }
     }
-    files.sort_by_key(|file| (file.file_stem().is_none_or(|stem| stem != ENCODER), file.clone()));
-    let is =
-        |file: &PathBuf, names: &[&str]| file.file_stem().is_some_and(|stem| names.iter().any(|name| stem == *name));
-    let known = [&[ENCODER, DECODER][..], &[MODEL]].into_iter().find(|names| files.iter().any(|file| is(file, names)));
-    let (model, others) = files.into_iter().partition(|file| known.is_none_or(|names| is(file, names)));
+    let part = |file: &Path| Part::parse(file.file_stem()?.to_str()?);
+    files.sort_by_key(|file| (part(file) != Some(Part::Encoder), file.clone()));
+    let is = |file: &Path, parts: &[Part]| part(file).is_some_and(|part| parts.contains(&part));
+    let models = [&[Part::Encoder, Part::Decoder][..], &[Part::Model]];
+    let known = models.into_iter().find(|parts| files.iter().any(|file| is(file, parts)));
+    let (model, others) = files.into_iter().partition(|file| known.is_none_or(|parts| is(file, parts)));
     Ok(ModelFiles { model, others })
 }
 
@@ -209,7 +211,7 @@ fn vocabulary(files: &[OnnxFile]) -> Vec<u64> {
     let logits = outputs.find(|output| output.name == LOGITS).and_then(|logits| logits.dims?.pop());
     let Some(Dim::Fixed(target)) = logits else { return Vec::new() };
     let target = target as u64;
-    let encoder = files.iter().find(|file| file.metadata(metadata::PART) == Some(ENCODER));
+    let encoder = files.iter().find(|file| file.part() == Part::Encoder);
     let tables = encoder.and_then(OnnxFile::graph).into_iter().flat_map(|graph| &graph.initializer);
     let rows =
         tables.filter(|tensor| tensor.name.ends_with("embed_tokens.weight")).find_map(|table| table.dims.first());

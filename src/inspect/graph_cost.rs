@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use moa_graphs::families::model_types;
+use moa_graphs::{Part, families::model_types};
 use moa_schema::{
     CROSS_ATTENTION, DOMAIN, FEED_FORWARD, Operator, RUNTIME_DOMAIN, SELF_ATTENTION, attribute, interface::MEMORY,
     parameter,
@@ -18,7 +18,6 @@ use super::{
     sizes::{AttentionSizes, ModelSizes},
 };
 use crate::{
-    file_names::{DECODER, ENCODER, MODEL},
     metadata,
     onnx::{
         OnnxFile,
@@ -86,8 +85,8 @@ pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Length
 }
 
 /// Layers, an encoder's before a decoder's; a single layer is none.
-fn layers(by_file: &BTreeMap<String, u64>) -> Vec<u64> {
-    [ENCODER, DECODER, MODEL].into_iter().filter_map(|file| by_file.get(file).copied()).collect()
+fn layers(by_part: &BTreeMap<Part, u64>) -> Vec<u64> {
+    by_part.values().copied().collect()
 }
 
 /// What the operators of the files tell.
@@ -119,7 +118,7 @@ struct Ledger {
     seen: HashSet<String>,
     attention: Vec<AttentionSizes>,
     /// Layers of each file.
-    layers: BTreeMap<String, u64>,
+    layers: BTreeMap<Part, u64>,
     incomplete: Vec<String>,
     uncounted: Uncounted,
 }
@@ -137,8 +136,7 @@ struct Walk<'a> {
     nodes: &'a [NodeProto],
     /// Known dimensions of the graph's inputs.
     input_dims: HashMap<&'a str, Vec<Option<u64>>>,
-    /// [`ENCODER`], [`DECODER`] or [`MODEL`].
-    part: &'a str,
+    part: Part,
     /// Whether the logits are those of the last position alone.
     last_logits: bool,
     lengths: Lengths,
@@ -151,7 +149,7 @@ impl<'a> Walk<'a> {
             file,
             nodes: graph.map_or(&[][..], |graph| graph.node.as_slice()),
             input_dims: graph.iter().flat_map(|graph| &graph.input).map(input_dims).collect(),
-            part: file.metadata(metadata::PART).unwrap_or(MODEL),
+            part: file.part(),
             last_logits: file.metadata(metadata::LOGITS) == Some(metadata::LAST),
             lengths,
         }
@@ -159,8 +157,8 @@ impl<'a> Walk<'a> {
 
     /// Tokens that the nodes of this file see.
     fn tokens(&self) -> u64 {
-        let is_layer_with_memory = self.part == MODEL && self.nodes.iter().any(|node| is(node, &CROSS_ATTENTION));
-        if self.part == DECODER || is_layer_with_memory { self.lengths.target } else { self.lengths.source }
+        let is_layer_with_memory = self.part == Part::Model && self.nodes.iter().any(|node| is(node, &CROSS_ATTENTION));
+        if self.part == Part::Decoder || is_layer_with_memory { self.lengths.target } else { self.lengths.source }
     }
 
     /// The weight behind a value, where nothing but its type or its axes' order was changed since.
@@ -178,7 +176,7 @@ impl<'a> Walk<'a> {
 
     fn part_of(&self, tensor: &str, is_looked_up: bool) -> &'static str {
         let has = |text: &str| tensor.contains(text);
-        let side = |encoder, decoder, only| match (tensor.starts_with("decoder."), self.part == MODEL) {
+        let side = |encoder, decoder, only| match (tensor.starts_with("decoder."), self.part == Part::Model) {
             (true, _) => decoder,
             (false, true) => only,
             (false, false) => encoder,
@@ -456,11 +454,11 @@ impl<'a> Walk<'a> {
             "decoder self-attention" => "decoder attention",
             name => name,
         };
-        if name != "cross-attention" || self.part == MODEL {
+        if name != "cross-attention" || self.part == Part::Model {
             if ledger.attention.iter().all(|known| known.name != name) {
                 ledger.attention.push(sizes(name));
             }
-            *ledger.layers.entry(self.part.to_owned()).or_default() += 1;
+            *ledger.layers.entry(self.part).or_default() += 1;
         }
     }
 }

@@ -120,7 +120,7 @@ impl<'a> Contest<'a> {
         Subject {
             model: self.setup.models[self.job.members[member].model].label.clone(),
             backend: self.setup.backends[backend].name().to_owned(),
-            part: self.job.part.clone(),
+            part: self.job.part.as_str().to_owned(),
             module: self.job.module.clone(),
         }
     }
@@ -278,7 +278,7 @@ impl<'a> Contest<'a> {
             let (tokens, counts) = count(&found.indices, &found.weights, found.top_k, known);
             loads.push(ExpertLoad {
                 model: self.setup.models[*model].label.clone(),
-                part: self.job.part.clone(),
+                part: self.job.part.as_str().to_owned(),
                 module: module.clone(),
                 point: self.job.points[point].clone(),
                 tokens,
@@ -403,7 +403,7 @@ pub fn place(subject: &Subject, point: Option<&Sizes>) -> String {
 
 pub(super) fn place_of_job(job: &Job, point: &Sizes) -> String {
     let module = job.module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
-    format!("{}{module}, {}", job.part, point_text(point))
+    format!("{}{module}, {}", job.part.as_str(), point_text(point))
 }
 
 /// `batch 1, sequence 128`.

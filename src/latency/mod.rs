@@ -137,7 +137,7 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
     let mut contests = Vec::new();
     for job in jobs {
         let module = job.module.as_deref().map_or(String::new(), |module| format!(" {module}"));
-        setup.watch.does(&format!("loading {}{module}", job.part));
+        setup.watch.does(&format!("loading {}{module}", job.part.as_str()));
         let mut contest = Contest::load(setup, job, &mut result)?;
         if let Some(older) = setup.older {
             regression::are_known(&result.receipt, &contest.contestants, &contest.job.points, older)?;
@@ -155,7 +155,7 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
     }
     if setup.record_operators {
         for contest in &contests {
-            setup.watch.does(&format!("recording the nodes of {}", contest.job.part));
+            setup.watch.does(&format!("recording the nodes of {}", contest.job.part.as_str()));
             setup.record(contest, &mut result);
         }
     }

@@ -107,7 +107,7 @@ pub(super) fn can_be_compared(
         for (member, point) in job.members.iter().flat_map(|member| job.points.iter().map(move |point| (member, point)))
         {
             let model = &models[member.model].label;
-            if older.rows_at(model, (&job.part, job.module.as_deref()), point).next().is_none() {
+            if older.rows_at(model, (job.part.as_str(), job.module.as_deref()), point).next().is_none() {
                 let what = format!("{model}, {}", place_of_job(job, point));
                 return Err(Incomparable::new(what, "not measured", "asked for"));
             }

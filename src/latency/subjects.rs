@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backend::BackendError,
-    file_names::{GRAPHS, MODEL, graphs_in},
+    file_names::{Part, graphs_in},
     files::name_of,
     onnx::{OnnxFile, read_model},
     tensor::NamedTensors,
@@ -27,8 +27,8 @@ pub struct Model {
     pub label: String,
     /// Where it was read from.
     pub path: PathBuf,
-    /// Each graph under the name of its part.
-    pub parts: Vec<(String, OnnxFile)>,
+    /// Each graph, and which one it is.
+    pub parts: Vec<(Part, OnnxFile)>,
 }
 
 impl Model {
@@ -39,16 +39,11 @@ impl Model {
     /// Where there is none, or one cannot be read.
     pub fn open(path: &Path) -> Result<Self, LatencyError> {
         let label = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into());
-        let files = if path.is_dir() {
-            graphs_in(path)?
-        } else {
-            let stem = path.file_stem().unwrap_or_default();
-            vec![(GRAPHS.into_iter().find(|part| *part == stem).unwrap_or(MODEL), path.into())]
+        let read = |path: &Path| read_model(path).map(|file| (file.part(), file));
+        let parts = match path.is_dir() {
+            true => graphs_in(path)?.iter().map(|(_, path)| read(path)).collect::<Result<_, _>>()?,
+            false => vec![read(path)?],
         };
-        let mut parts = Vec::new();
-        for (part, file) in files {
-            parts.push((part.to_owned(), read_model(&file)?));
-        }
         Ok(Self { label, path: path.to_path_buf(), parts })
     }
 
@@ -76,8 +71,8 @@ impl Model {
         Ok(models)
     }
 
-    fn part(&self, part: &str) -> Option<&OnnxFile> {
-        self.parts.iter().find(|(name, _)| name == part).map(|(_, file)| file)
+    fn part(&self, part: Part) -> Option<&OnnxFile> {
+        self.parts.iter().find(|(known, _)| *known == part).map(|(_, file)| file)
     }
 
     /// Size and hash of every file of the model, data files included.
@@ -115,7 +110,7 @@ pub(super) struct Member {
 #[derive(Debug, Clone)]
 pub(super) struct Job {
     /// Part of the models.
-    pub part: String,
+    pub part: Part,
     /// Layer, where its operator was cut out.
     pub module: Option<String>,
     /// The graphs, model by model.
@@ -135,7 +130,7 @@ pub(super) fn jobs(models: &[Model], grid: &Grid, choice: &Choice) -> Result<Vec
         if *choice == Choice::Data {
             jobs.push(Job { part, module: None, members, points: Vec::new() });
         } else {
-            jobs.extend(cut_jobs(&part, &members)?);
+            jobs.extend(cut_jobs(part, &members)?);
         }
     }
     let mut known = Vec::new();
@@ -158,7 +153,7 @@ pub(super) fn jobs(models: &[Model], grid: &Grid, choice: &Choice) -> Result<Vec
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
     /// Part of the models.
-    pub part: String,
+    pub part: Part,
     /// The graph.
     pub graph: PathBuf,
     /// Name of the input.
@@ -192,7 +187,7 @@ pub fn left_out(models: &[Model], inputs: &NamedTensors) -> Result<Vec<LeftOut>,
     for (part, files) in &common {
         let missing = |file: &&OnnxFile| {
             let input = file.inputs().into_iter().find(|input| !inputs.contains_key(&input.name))?;
-            Some(LeftOut { part: (*part).to_owned(), graph: file.path().to_path_buf(), input: input.name })
+            Some(LeftOut { part: *part, graph: file.path().to_path_buf(), input: input.name })
         };
         graphs.extend(files.iter().find_map(missing));
     }
@@ -203,17 +198,16 @@ pub fn left_out(models: &[Model], inputs: &NamedTensors) -> Result<Vec<LeftOut>,
 }
 
 /// The graphs of each part that every model has, model by model.
-fn common_files(models: &[Model]) -> Vec<(&'static str, Vec<&OnnxFile>)> {
+fn common_files(models: &[Model]) -> Vec<(Part, Vec<&OnnxFile>)> {
     let files = |part| Some((part, models.iter().map(|model| model.part(part)).collect::<Option<_>>()?));
-    GRAPHS.into_iter().filter_map(files).collect()
+    Part::ALL.into_iter().filter_map(files).collect()
 }
 
 /// Parts that every model has; all of them where there is one model.
-pub(super) fn common_parts(models: &[Model]) -> Result<Vec<(String, Vec<Member>)>, LatencyError> {
+pub(super) fn common_parts(models: &[Model]) -> Result<Vec<(Part, Vec<Member>)>, LatencyError> {
     let member = |(model, file): (usize, &OnnxFile)| Member { model, file: file.clone(), operator: None };
     let members = |files: Vec<&OnnxFile>| files.into_iter().enumerate().map(member).collect();
-    let common: Vec<_> =
-        common_files(models).into_iter().map(|(part, files)| (part.to_owned(), members(files))).collect();
+    let common: Vec<_> = common_files(models).into_iter().map(|(part, files)| (part, members(files))).collect();
     if common.is_empty() {
         let parts = |model: &Model| model.parts.iter().map(|(part, _)| part.as_str()).collect::<Vec<_>>().join(" and ");
         let texts: Vec<_> = models.iter().map(|model| format!("{} holds {}", model.label, parts(model))).collect();
@@ -223,7 +217,7 @@ pub(super) fn common_parts(models: &[Model]) -> Result<Vec<(String, Vec<Member>)
 }
 
 /// One job for every layer of the first model that all others have too.
-fn cut_jobs(part: &str, members: &[Member]) -> Result<Vec<Job>, LatencyError> {
+fn cut_jobs(part: Part, members: &[Member]) -> Result<Vec<Job>, LatencyError> {
     let mut cut: Vec<(usize, Vec<CutOperator>)> = Vec::new();
     for member in members {
         cut.push((member.model, cut_operators(&member.file)?));
@@ -237,7 +231,7 @@ fn cut_jobs(part: &str, members: &[Member]) -> Result<Vec<Job>, LatencyError> {
             Some(Member { model: *model, file: operator.file.clone(), operator: Some(operator) })
         };
         if let Some(members) = cut.iter().map(member).collect::<Option<Vec<_>>>() {
-            jobs.push(Job { part: part.to_owned(), module: Some(module), members, points: Vec::new() });
+            jobs.push(Job { part, module: Some(module), members, points: Vec::new() });
         }
     }
     Ok(jobs)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use moa_graphs::WeightError;
+use moa_graphs::{Part, WeightError};
 
 use super::AuditError;
 use crate::{backend::BackendError, export::ExportError, file_names::NoGraph, onnx::ReadError};
@@ -61,14 +61,14 @@ pub enum VerifyError {
         found: String,
     },
     /// A file says that it is another part of an export than its name says.
-    #[error("{graph} is the {found} of an export, and has the place of the {expected}")]
+    #[error("{graph} is the {} of an export, and has the place of the {}", found.as_str(), expected.as_str())]
     OtherPart {
         /// File name.
         graph: String,
         /// What it says.
-        found: String,
+        found: Part,
         /// What belongs there.
-        expected: String,
+        expected: Part,
     },
     /// Two files of one export say different things of it.
     #[error("metadata \"{key}\" of {first} and {second} are different, and an export has the same in all its files")]

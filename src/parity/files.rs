@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::model::Model;
+use moa_graphs::{Part, model::Model};
 
 use super::{
     VerifyError,
@@ -11,10 +11,9 @@ use super::{
 use crate::{
     checkpoint::Checkpoint,
     export::source_sha256,
-    file_names::{DECODER, ENCODER, MODEL, NoGraph, graph_file, graphs_in},
+    file_names::{NoGraph, graph_file, graphs_in},
     metadata,
     onnx::{OnnxFile, read_model},
-    reference::Part,
 };
 
 /// The files of one export.
@@ -37,19 +36,19 @@ impl Files {
             open_graph(path.into(), family)?;
             return Err(VerifyError::NeedsFolder { path: path.into(), family: family.into() });
         }
-        let parts: &[(Part, &str)] = match model {
-            Model::EncoderDecoder(_) => &[(Part::Encoder, ENCODER), (Part::Decoder, DECODER)],
-            _ => &[(Part::Model, MODEL)],
+        let parts: &[Part] = match model {
+            Model::EncoderDecoder(_) => &[Part::Encoder, Part::Decoder],
+            _ => &[Part::Model],
         };
         let mut graphs = Vec::new();
-        for (part, stem) in parts {
+        for part in parts.iter().copied() {
             let path = match is_folder {
-                true => graph_in(path, stem, family)?,
+                true => graph_in(path, part, family)?,
                 false => path.to_path_buf(),
             };
             let file = open_graph(path, family)?;
-            check_part(&file, stem)?;
-            graphs.push((*part, file));
+            check_part(&file, part)?;
+            graphs.push((part, file));
         }
         let settings = Settings::of(&graphs.iter().map(|(_, file)| file).collect::<Vec<_>>())?;
         Ok(Self { graphs, settings })
@@ -75,10 +74,11 @@ impl Files {
     }
 }
 
-/// The graph `stem` of a folder; where there is none, the graph of another family says so.
-fn graph_in(folder: &Path, stem: &str, family: &str) -> Result<PathBuf, VerifyError> {
-    let path = folder.join(graph_file(stem));
-    let other = [ENCODER, MODEL].map(|stem| folder.join(graph_file(stem))).into_iter().find(|path| path.exists());
+/// A graph of a folder; where there is none, the graph of another family says so.
+fn graph_in(folder: &Path, part: Part, family: &str) -> Result<PathBuf, VerifyError> {
+    let path = folder.join(graph_file(part));
+    let other =
+        [Part::Encoder, Part::Model].map(|part| folder.join(graph_file(part))).into_iter().find(|path| path.exists());
     if let Some(other) = other.filter(|_| !path.exists()) {
         open_graph(other, family)?;
     }

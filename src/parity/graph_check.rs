@@ -2,13 +2,14 @@
 
 use std::{borrow::Cow, collections::BTreeSet};
 
+use moa_graphs::Part;
 use moa_schema::{FloatType, RoutingPart, interface::LOGITS};
 use serde::{Serialize, Serializer};
 
 use crate::{
     backend::{Backend, BackendError, BackendErrorKind, Runner},
     onnx::{OnnxFile, proto::tensor_proto::DataType},
-    reference::{Choices, Evaluation, ModuleChoices, ModuleRouting, Part, Reference, ReferenceError, Routing},
+    reference::{Choices, Evaluation, ModuleChoices, ModuleRouting, Reference, ReferenceError, Routing},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
 };
 

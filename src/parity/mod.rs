@@ -28,7 +28,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Options, Precision, model::Model};
+use moa_graphs::{Options, Part, Precision, model::Model};
 use moa_schema::FloatType;
 
 pub use agreement::{Agreement, Expected, Yardstick, choices_of};
@@ -49,7 +49,7 @@ use crate::{
     export::{ExportError, import},
     metadata,
     onnx::{OnnxFile, weight_bytes},
-    reference::{Factors, Part, Reference},
+    reference::{Factors, Reference},
 };
 use files::Files;
 use graph_check::{GraphCheck, Truth};

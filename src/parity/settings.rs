@@ -1,11 +1,10 @@
 //! How an export was written: what its files say, and what their graphs show where they say nothing.
 
-use moa_graphs::{Form, Precision};
+use moa_graphs::{Form, Part, Precision};
 use moa_schema::{AccuracyLevel, DOMAIN, GateMode, interface::LOGITS};
 
 use super::{VerifyError, routing::is_routing_output};
 use crate::{
-    file_names::{DECODER, ENCODER, MODEL},
     metadata,
     onnx::{
         OnnxFile,
@@ -51,13 +50,10 @@ impl Settings {
     }
 }
 
-/// Refuses a file that says that it holds another graph than `stem`.
-pub(super) fn check_part(file: &OnnxFile, stem: &str) -> Result<(), VerifyError> {
-    match file.metadata(metadata::PART) {
-        Some(found @ (MODEL | ENCODER | DECODER)) if found != stem => {
-            Err(VerifyError::OtherPart { graph: file.name(), found: found.into(), expected: stem.into() })
-        }
-        Some(found) if found != stem => Err(wrong(file, metadata::PART, found)),
+/// Refuses a file that says that it holds another graph than `expected`.
+pub(super) fn check_part(file: &OnnxFile, expected: Part) -> Result<(), VerifyError> {
+    match stated(&[file], metadata::PART, Part::parse)? {
+        Some(found) if found != expected => Err(VerifyError::OtherPart { graph: file.name(), found, expected }),
         _ => Ok(()),
     }
 }

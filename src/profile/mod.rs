@@ -11,6 +11,8 @@ mod instrument;
 mod profiler;
 mod statistics;
 
+use crate::file_names::Part;
+
 pub use error::ProfileError;
 pub use profiler::Profiler;
 
@@ -41,6 +43,9 @@ pub struct Profile {
 pub struct ModuleProfile {
     /// File name of the graph.
     pub graph: String,
+    /// Which graph of the model it is.
+    #[serde(skip)]
+    pub part: Part,
     /// Module; empty for a single layer.
     pub module: String,
     /// Chosen experts per token, k.

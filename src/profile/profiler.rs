@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Runner, add_implied},
-    file_names::{DECODER, ENCODER, MODEL, graph_file, graphs_in},
+    file_names::{Part, graph_file, graphs_in},
     onnx::{OnnxFile, read::ValueInfo, read_model},
     tensor::{NamedTensors, Tensor},
 };
@@ -30,6 +30,7 @@ pub struct Profiler {
 /// A graph with its routing as outputs.
 struct Graph {
     name: String,
+    part: Part,
     inputs: Vec<ValueInfo>,
     /// Rows of the table that `input_ids` look up.
     symbols: Option<usize>,
@@ -45,9 +46,9 @@ impl Profiler {
     /// Where a file is missing or broken, shows no routing, or is not taken by `backend`.
     pub fn open(path: &Path, backend: &dyn Backend) -> Result<Self, ProfileError> {
         let paths = if path.is_dir() {
-            let is_pair = graphs_in(path)?.iter().any(|(stem, _)| *stem != MODEL);
-            let stems = if is_pair { &[ENCODER, DECODER][..] } else { &[MODEL] };
-            stems.iter().map(|stem| path.join(graph_file(stem))).collect()
+            let is_pair = graphs_in(path)?.iter().any(|(part, _)| *part != Part::Model);
+            let parts = if is_pair { &[Part::Encoder, Part::Decoder][..] } else { &[Part::Model] };
+            parts.iter().map(|part| path.join(graph_file(*part))).collect()
         } else {
             vec![path.to_path_buf()]
         };
@@ -67,9 +68,9 @@ impl Profiler {
         self.graphs.len() == 2
     }
 
-    /// File and number of the symbols that each graph knows, where it has token ids.
-    pub fn symbols(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.graphs.iter().filter_map(|graph| Some((graph.name.as_str(), graph.symbols?)))
+    /// File and part of each graph that has token ids, and the number of the symbols that it knows.
+    pub fn symbols(&self) -> impl Iterator<Item = (&str, Part, usize)> {
+        self.graphs.iter().filter_map(|graph| Some((graph.name.as_str(), graph.part, graph.symbols?)))
     }
 
     /// Inputs that the only graph, or the encoder, declares.
@@ -107,29 +108,27 @@ impl Profiler {
     /// Sums up.
     pub fn finish(self, options: PmiOptions) -> Profile {
         let modules = self.graphs.into_iter().flat_map(|graph| {
-            let name = graph.name;
-            let finish =
-                move |(router, tally): (Router, Tally)| tally.finish(&name, &router.module, router.score, options);
+            let place = (graph.name, graph.part);
+            let finish = move |(router, tally): (Router, Tally)| {
+                tally.finish((&place.0, place.1), &router.module, router.score, options)
+            };
             graph.routers.into_iter().map(finish)
         });
         Profile { modules: modules.collect() }
     }
 }
 
-/// Whether a file is an encoder or a decoder: one of the two may route nothing.
-fn is_half_of_a_pair(path: &Path) -> bool {
-    path.file_stem().is_some_and(|stem| stem == ENCODER || stem == DECODER)
-}
-
 impl Graph {
     fn load(file: &OnnxFile, backend: &dyn Backend) -> Result<Self, ProfileError> {
         let (file, routers) = match instrument(file) {
             Ok(instrumented) => instrumented,
-            Err(ProfileError::NoRouting { .. }) if is_half_of_a_pair(file.path()) => (file.clone(), Vec::new()),
+            // An encoder or its decoder may route nothing.
+            Err(ProfileError::NoRouting { .. }) if file.part() != Part::Model => (file.clone(), Vec::new()),
             Err(error) => return Err(error),
         };
         Ok(Self {
             name: file.name(),
+            part: file.part(),
             inputs: file.inputs(),
             symbols: file.looked_up_rows().get(INPUT_IDS).and_then(|rows| usize::try_from(*rows).ok()),
             runner: backend.load(&file)?,

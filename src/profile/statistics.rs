@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Balance, Margin, ModuleProfile, PmiOptions, Score, TokenPmi};
+use crate::file_names::Part;
 
 /// What was seen of one module so far.
 #[derive(Debug, Clone, Default)]
@@ -70,12 +71,19 @@ impl Tally {
         }
     }
 
-    pub(super) fn finish(self, graph: &str, module: &str, score: Score, options: PmiOptions) -> ModuleProfile {
+    pub(super) fn finish(
+        self,
+        (graph, part): (&str, Part),
+        module: &str,
+        score: Score,
+        options: PmiOptions,
+    ) -> ModuleProfile {
         let total: u64 = self.counts.iter().sum();
         let load_percent = self.counts.iter().map(|count| 100.0 * ratio(*count, total)).collect();
         let pmi = (!self.by_token.is_empty()).then(|| pmi(&self.by_token, &self.counts, self.top_k, options));
         ModuleProfile {
             graph: graph.into(),
+            part,
             module: module.into(),
             top_k: self.top_k,
             tokens: self.tokens,
@@ -174,7 +182,7 @@ mod tests {
         let mut tally = Tally::default();
         let scores = [0.75, 0.25, 0.4, 0.6, f32::NAN, f32::NAN];
         tally.add(&seen(&[0, 1, 99], &scores, &[true, true, false], &[7, 8, 1])).unwrap();
-        let profile = tally.finish("g", "m", Score::Probability, PmiOptions { min_count: 1, top: 9 });
+        let profile = tally.finish(("g", Part::Model), "m", Score::Probability, PmiOptions { min_count: 1, top: 9 });
         assert_eq!((profile.tokens, profile.counts.as_slice()), (2, [1, 1].as_slice()));
         assert_eq!(profile.margin.min, Some(f64::from(0.6f32) - f64::from(0.4f32)));
         let ranked: Vec<i64> = profile.pmi.unwrap().iter().flatten().map(|token| token.token).collect();

@@ -1,6 +1,7 @@
 //! Why an evaluation is refused.
 
-use super::Part;
+use moa_graphs::Part;
+
 use crate::tensor::TensorShapeError;
 
 /// Inputs that do not fit the model.
@@ -8,7 +9,7 @@ use crate::tensor::TensorShapeError;
 #[non_exhaustive]
 pub enum ReferenceError {
     /// The model is not divided so.
-    #[error("the {family} has no part \"{part}\"")]
+    #[error("the {family} has no part \"{}\"", part.as_str())]
     NoSuchPart {
         /// What the model is.
         family: &'static str,

@@ -37,7 +37,7 @@ mod stored;
 
 use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
-use moa_graphs::{FloatType, Precision as Floats, WeightError, model::Model};
+use moa_graphs::{FloatType, Part, Precision as Floats, WeightError, model::Model};
 use moa_schema::{AccuracyLevel, IntegerType};
 
 pub use error::ReferenceError;
@@ -53,27 +53,6 @@ use self::{
     stored::Stored,
 };
 use crate::tensor::NamedTensors;
-
-/// Which graph of a model is evaluated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The whole of a model that is one graph.
-    Model,
-    /// The encoder of an encoder–decoder.
-    Encoder,
-    /// The decoder of an encoder–decoder.
-    Decoder,
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Model => "model",
-            Self::Encoder => "encoder",
-            Self::Decoder => "decoder",
-        })
-    }
-}
 
 /// The routing of an evaluation, by name of the module; a layer by itself may have an empty name.
 pub type Routing = BTreeMap<String, ModuleRouting>;

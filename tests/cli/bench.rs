@@ -336,6 +336,8 @@ fn several_models_take_turns() {
     Model::translator().write(&scene.path("translator"));
     scene.accepts("translator -o out");
     scene.refuses("bench m.onnx out", 2, &["no part in common", "out holds encoder_model and decoder_model"]);
+    std::fs::copy(scene.path("out/encoder_model.onnx"), scene.path("mine.onnx")).unwrap();
+    scene.refuses("bench m.onnx mine.onnx", 2, &["no part in common", "mine.onnx holds encoder_model"]);
 }
 
 #[test]

@@ -77,6 +77,29 @@ fn an_encoder_is_profiled_by_itself() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), told));
 }
 
+/// What it is decides which dictionary names its tokens, not what it is called.
+#[test]
+fn tokens_of_a_renamed_decoder_are_those_of_the_target() {
+    let scene = translator("function");
+    let dictionary = String::from_utf8(scene.read("ck/dict.txt")).unwrap();
+    scene.write("out/target.txt", dictionary.lines().map(|line| format!("T_{line}\n")).collect::<String>());
+    let configuration = String::from_utf8(scene.read("out/generation.json")).unwrap();
+    let of_target = |file: &str| format!(r#""target_dictionary": "{file}""#);
+    scene.write("out/generation.json", configuration.replace(&of_target("dict.txt"), &of_target("target.txt")));
+    scene.accepts("run out/decoder_model.onnx --random --seq 9 --past 1 --save-inputs in.safetensors");
+    fs::copy(scene.path("out/decoder_model.onnx"), scene.path("out/mine.onnx")).unwrap();
+    let symbols = |graph: &str| {
+        let profile = profile(&scene, &format!("out/{graph} --inputs in.safetensors --min-count 1"));
+        let modules = profile["modules"].as_array().unwrap();
+        let experts = modules.iter().flat_map(|module| module["pmi"].as_array().unwrap());
+        let tokens = experts.flat_map(|tokens| tokens.as_array().unwrap());
+        tokens.map(|token| token["symbol"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let mine = symbols("mine.onnx");
+    assert!(mine.iter().any(|symbol| symbol.starts_with("T_")), "{mine:?}");
+    assert_eq!(mine, symbols("decoder_model.onnx"));
+}
+
 /// An encoder whose routing has no names is run for the decoder's sake; by itself it shows nothing.
 #[test]
 fn a_decoder_is_profiled_beside_an_encoder_without_named_routing() {

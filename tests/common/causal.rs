@@ -5,10 +5,10 @@ use moa_export::{
     checkpoint::Checkpoint,
     export::{ExportOptions, export, import},
     onnx::read_model,
-    reference::{Part, Reference},
+    reference::Reference,
     tensor::{NamedTensors, Tensor, TensorData},
 };
-use moa_graphs::{Form, Options, Precision};
+use moa_graphs::{Form, Options, Part, Precision};
 
 use super::{data, golden::tolerance, integers, json, read_tensors};
 

@@ -4,6 +4,7 @@
 
 mod contract;
 mod hostile;
+mod part;
 #[path = "../support_onnx/mod.rs"]
 mod support_onnx;
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     graph::{DType, Dim, Value},
     model::{CausalLayer, CausalLm},
-    stem,
+    part::Part,
 };
 
 pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
@@ -56,7 +56,7 @@ pub(super) fn lower(model: &CausalLm, options: Options) -> Result<Vec<NamedGraph
             l.b.output(value, name, floats, &shape);
         }
     }
-    Ok(vec![l.finish(stem::MODEL)])
+    Ok(vec![l.finish(Part::Model)])
 }
 
 impl Lowering {

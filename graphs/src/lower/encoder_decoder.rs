@@ -12,7 +12,7 @@ use super::{
 use crate::{
     graph::{Attribute, DType, Dim, Value},
     model::{Attention, Decoder, DecoderLayer, EncoderDecoder, KeyValueWeights},
-    stem,
+    part::Part,
 };
 
 pub(super) fn lower<A: LowerAttention>(
@@ -38,7 +38,7 @@ fn lower_encoder<A: LowerAttention>(model: &EncoderDecoder<A>, options: Options)
             l.b.output(value, name, floats, &shape);
         }
     }
-    Ok(l.finish(stem::ENCODER))
+    Ok(l.finish(Part::Encoder))
 }
 
 fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> Result<NamedGraph, LowerError> {
@@ -83,7 +83,7 @@ fn lower_decoder<A: LowerAttention>(decoder: &Decoder<A>, options: Options) -> R
             l.b.output(value, name, floats, &shape);
         }
     }
-    Ok(l.finish(stem::DECODER))
+    Ok(l.finish(Part::Decoder))
 }
 
 /// Keys and values that a decoder layer is given.

@@ -3,7 +3,7 @@
 use moa_schema::interface::{ATTENTION_MASK, MEMORY, OUTPUT, QUERY, QUERY_ATTENTION_MASK};
 
 use super::{BATCH, LowerError, Lowering, NamedGraph, Options, SEQUENCE, SOURCE};
-use crate::{graph::Dim, model::MoaLayer, stem};
+use crate::{graph::Dim, model::MoaLayer, part::Part};
 
 pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     let mut l = Lowering::new(options, SEQUENCE);
@@ -25,5 +25,5 @@ pub(super) fn lower(layer: &MoaLayer, options: Options) -> Result<Vec<NamedGraph
         l.self_attention(attention, &query, &mask, None, None)?.output
     };
     l.b.output(&output, OUTPUT, floats, &shape);
-    Ok(vec![l.finish(stem::MODEL)])
+    Ok(vec![l.finish(Part::Model)])
 }

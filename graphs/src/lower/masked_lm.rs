@@ -1,7 +1,7 @@
 //! Masked language model: `input_ids`, `attention_mask` → `logits`, in one file.
 
 use super::{BATCH, LowerAttention, LowerError, Lowering, NamedGraph, Options, SEQUENCE};
-use crate::{bodies::activation, graph::Dim, model::MaskedLm, stem};
+use crate::{bodies::activation, graph::Dim, model::MaskedLm, part::Part};
 
 pub(super) fn lower<A: LowerAttention>(model: &MaskedLm<A>, options: Options) -> Result<Vec<NamedGraph>, LowerError> {
     let mut l = Lowering::new(options, SEQUENCE);
@@ -16,5 +16,5 @@ pub(super) fn lower<A: LowerAttention>(model: &MaskedLm<A>, options: Options) ->
     let logits = l.b.op("Add", &[&logits, &bias], []);
     let shape = [Dim::from(BATCH), Dim::from(SEQUENCE), Dim::from(head.weight.shape()[0])];
     l.logits(&logits, &shape);
-    Ok(vec![l.finish(stem::MODEL)])
+    Ok(vec![l.finish(Part::Model)])
 }

@@ -29,6 +29,7 @@ use moa_schema::{
 use crate::{
     graph::{Builder, DType, Dim, Graph, Value},
     model::{AttentionLayer, Model},
+    part::Part,
     precision::Precision,
 };
 use operator::SelfAttentionOutput;
@@ -80,11 +81,11 @@ pub struct Options {
     pub last_logits: bool,
 }
 
-/// A graph and the stem of the file that holds it.
+/// A graph, and which one of its model it is.
 #[derive(Debug, Clone)]
 pub struct NamedGraph {
-    /// One of [`crate::stem`].
-    pub stem: &'static str,
+    /// Which one it is.
+    pub part: Part,
     /// The graph.
     pub graph: Graph,
 }
@@ -240,16 +241,16 @@ impl Lowering {
         self.b.output(&logits, LOGITS, DType::Float32, shape);
     }
 
-    fn finish(mut self, stem: &'static str) -> NamedGraph {
+    fn finish(mut self, part: Part) -> NamedGraph {
         for (module, top_k) in std::mem::take(&mut self.routers) {
             let shape = [Dim::from(BATCH), Dim::from(self.tokens), Dim::from(top_k)];
-            for (part, dtype) in RoutingPart::ALL.into_iter().zip([DType::Int64, DType::Float32]) {
-                let name = part.name(&module);
+            for (routing, dtype) in RoutingPart::ALL.into_iter().zip([DType::Int64, DType::Float32]) {
+                let name = routing.name(&module);
                 let value = self.b.named(&name);
                 self.b.output(&value, &name, dtype, &shape);
             }
         }
-        NamedGraph { stem, graph: self.b.into_graph(stem) }
+        NamedGraph { part, graph: self.b.into_graph(part.as_str()) }
     }
 }
 

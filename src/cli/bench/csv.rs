@@ -2,7 +2,7 @@
 
 use super::text::with_digits;
 use crate::{
-    file_names::{MODEL_ENDINGS, data_file, graph_file},
+    file_names::{MODEL_ENDINGS, Part, data_file, graph_file},
     files::has_ending,
     latency::{BATCH, BenchResult, ModelFile, PAST, Row, SEQUENCE, SOURCE, Verdict},
 };
@@ -75,8 +75,8 @@ fn of_the_host(result: &BenchResult, row: &Row) -> [String; 7] {
 fn hashes(result: &BenchResult, row: &Row) -> [String; 2] {
     let own = || result.receipt.files.iter().filter(|file| file.model == row.subject.model);
     let mut graphs = own().filter(|file| has_ending(&file.file, MODEL_ENDINGS));
-    let stem = graph_file(&row.subject.part);
-    let graph = graphs.clone().find(|file| file.file == stem).or_else(|| graphs.next());
+    let name = Part::parse(&row.subject.part).map(graph_file);
+    let graph = graphs.clone().find(|file| Some(&file.file) == name.as_ref()).or_else(|| graphs.next());
     let data = graph.map(|graph| data_file(graph.file.as_ref()));
     let data = data.and_then(|data| own().find(|file| data.as_os_str() == file.file.as_str()));
     [graph, data].map(|file: Option<&ModelFile>| file.map(|file| file.sha256.clone()).unwrap_or_default())

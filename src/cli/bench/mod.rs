@@ -126,7 +126,7 @@ fn incomparable(difference: &Incomparable, arguments: &BenchArguments) -> Failur
 fn given_inputs(path: &Path, models: &[Model]) -> Result<NamedTensors, Failure> {
     let inputs = tensor_file::read(path)?;
     for left in left_out(models, &inputs).map_err(|error| of_inputs(error, path))? {
-        note(&format!("{} is not timed: {} has no {left}", left.part, path.display()));
+        note(&format!("{} is not timed: {} has no {left}", left.part.as_str(), path.display()));
     }
     Ok(inputs)
 }

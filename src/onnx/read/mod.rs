@@ -24,6 +24,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use moa_graphs::Part;
 use prost::Message;
 use prost::bytes::Bytes;
 
@@ -41,7 +42,10 @@ pub(crate) use operator_node::{module_of, operator_input, operator_of};
 pub(super) use structure::canonical_domain;
 pub use structure::for_each_node;
 
-use crate::file_kind::{self, FileKind};
+use crate::{
+    file_kind::{self, FileKind},
+    metadata,
+};
 
 use super::proto::tensor_proto::DataType;
 use super::proto::tensor_shape_proto::dimension;
@@ -233,6 +237,12 @@ impl OnnxFile {
     /// The model file, and those of its weights.
     pub fn files(&self) -> Vec<PathBuf> {
         [vec![self.path.clone()], self.data_files()].concat()
+    }
+
+    /// Which graph of a model it is: what the file says, else what it is called, else the whole.
+    pub fn part(&self) -> Part {
+        let by_name = || Part::parse(self.path.file_stem()?.to_str()?);
+        self.metadata(metadata::PART).and_then(Part::parse).or_else(by_name).unwrap_or(Part::Model)
     }
 
     /// Inputs that a run must be given: those without a default value.
