@@ -12,6 +12,7 @@ use moa_schema::{
 };
 
 use super::{
+    component::Component,
     cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
     graph::{operators_of, values},
     products::{Uncounted, integers, is_parameter, is_rounding, last_integer, operands, scaled_weights, stored_name},
@@ -47,21 +48,6 @@ pub(super) struct Accounts {
     pub(super) not_told: Vec<String>,
 }
 
-/// Parts in the order of the journey of a token.
-const PARTS: [&str; 9] = [
-    "embeddings",
-    "attention",
-    "encoder self-attention",
-    "encoder feed-forward",
-    "decoder self-attention",
-    "cross-attention",
-    "feed-forward",
-    "decoder feed-forward",
-    "norms",
-];
-const OUTPUT: &str = "output";
-const OTHER: &str = "other";
-
 pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Lengths) -> Accounts {
     let (told, mut not_told) = told(files, family);
     let mut ledger = Ledger::default();
@@ -78,8 +64,7 @@ pub(super) fn accounts(files: &[OnnxFile], family: Option<&str>, lengths: Length
         not_told.push(format!("multiply-accumulates: {} cannot be read", ledger.incomplete.join(", ")));
     }
     let told = Told { linear: told.linear && complete, attention: told.attention && complete };
-    let order = PARTS.into_iter().chain([OUTPUT, OTHER]);
-    let parts = order.filter_map(|name| ledger.costs.get(name).map(|cost| (name, *cost))).collect();
+    let parts = ledger.costs.into_iter().map(|(component, cost)| (component.name(), cost)).collect();
     let sizes = ModelSizes { layers: layers(&ledger.layers), attention: ledger.attention, vocabulary: Vec::new() };
     Accounts { told, parts, sizes, not_told }
 }
@@ -113,7 +98,7 @@ fn told(files: &[OnnxFile], family: Option<&str>) -> (Told, Vec<String>) {
 /// What was counted so far.
 #[derive(Default)]
 struct Ledger {
-    costs: BTreeMap<&'static str, Cost>,
+    costs: BTreeMap<Component, Cost>,
     /// Tensors whose values were counted.
     seen: HashSet<String>,
     attention: Vec<AttentionSizes>,
@@ -124,8 +109,8 @@ struct Ledger {
 }
 
 impl Ledger {
-    fn add(&mut self, part: &'static str, cost: Cost) {
-        let entry = self.costs.entry(part).or_default();
+    fn add(&mut self, component: Component, cost: Cost) {
+        let entry = self.costs.entry(component).or_default();
         *entry = *entry + cost;
     }
 }
@@ -174,7 +159,7 @@ impl<'a> Walk<'a> {
         None
     }
 
-    fn part_of(&self, tensor: &str, is_looked_up: bool) -> &'static str {
+    fn component_of(&self, tensor: &str, is_looked_up: bool) -> Component {
         let has = |text: &str| tensor.contains(text);
         let side = |encoder, decoder, only| match (tensor.starts_with("decoder."), self.part == Part::Model) {
             (true, _) => decoder,
@@ -182,19 +167,19 @@ impl<'a> Walk<'a> {
             (false, false) => encoder,
         };
         if is_looked_up || has("embed_positions") || has("layernorm_embedding") {
-            "embeddings"
+            Component::Embeddings
         } else if has("norm") || has(".ln_") {
-            "norms"
+            Component::Norms
         } else if has("encoder_attn") {
-            "cross-attention"
+            Component::CrossAttention
         } else if has("lm_head") || has("embed_tokens") || has("output_projection") {
-            OUTPUT
+            Component::Output
         } else if has(".fc") || has(".ffd") || has(".mlp") {
-            side("encoder feed-forward", "decoder feed-forward", "feed-forward")
+            side(Component::EncoderFeedForward, Component::DecoderFeedForward, Component::FeedForward)
         } else if has("_proj") || has("attention") {
-            side("encoder self-attention", "decoder self-attention", "attention")
+            side(Component::EncoderAttention, Component::DecoderAttention, Component::Attention)
         } else {
-            OTHER
+            Component::Other
         }
     }
 
@@ -219,8 +204,8 @@ impl<'a> Walk<'a> {
             let is_scale = scales.contains(written)
                 || scaled_weights(written).iter().any(|weight| self.file.initializer(weight).is_some());
             if is_parameter(tensor) && !is_scale && ledger.seen.insert(name.into()) {
-                let part = self.part_of(name, looked_up.contains(written));
-                ledger.add(part, Cost::parameters(values(tensor), 1, 1));
+                let component = self.component_of(name, looked_up.contains(written));
+                ledger.add(component, Cost::parameters(values(tensor), 1, 1));
             }
         }
     }
@@ -252,10 +237,10 @@ impl<'a> Walk<'a> {
         };
         let rows = operands(node).and_then(|operands| node.input.get(operands.rows));
         let is_memory = rows.is_some_and(|rows| self.unrounded(rows) == MEMORY);
-        let part = self.part_of(stored_name(&tensor.name), false);
+        let component = self.component_of(stored_name(&tensor.name), false);
         let all = if is_memory { self.lengths.source } else { self.tokens() };
-        let tokens = if part == OUTPUT && self.last_logits { 1 } else { all };
-        ledger.add(part, Cost::product(values(tensor), tokens));
+        let tokens = if component == Component::Output && self.last_logits { 1 } else { all };
+        ledger.add(component, Cost::product(values(tensor), tokens));
         let bias = operands(node).and_then(|operands| self.weight(node.input.get(operands.bias?)?));
         self.add_bias(bias, ledger);
     }
@@ -270,7 +255,7 @@ impl<'a> Walk<'a> {
 
     fn add_bias(&self, vector: Option<&TensorProto>, ledger: &mut Ledger) {
         if let Some(tensor) = vector.filter(|tensor| tensor.dims.len() == 1) {
-            ledger.add(self.part_of(stored_name(&tensor.name), false), Cost::bias(values(tensor)));
+            ledger.add(self.component_of(stored_name(&tensor.name), false), Cost::bias(values(tensor)));
         }
     }
 
@@ -331,16 +316,16 @@ impl<'a> Walk<'a> {
         let read = self.router_width(node)?;
         let sizes = RoutedAttention { width, read, top_k, experts, kv_heads, head };
         let is_cross = operator.name == CROSS_ATTENTION.name;
-        let part = self.part_of(stored_name(&query.name), false);
+        let component = self.component_of(stored_name(&query.name), false);
         let queries = self.tokens();
         let keys = if is_cross { self.lengths.source } else { queries };
-        ledger.add(part, sizes.macs(queries, keys));
+        ledger.add(component, sizes.macs(queries, keys));
         if !is_cross && operator_input(node, parameter::KV_WEIGHT).is_some() {
             let (keys_and_values, _) = self.dims(node, parameter::KV_WEIGHT)?;
-            ledger.add(part, Cost::product(values(keys_and_values), keys));
+            ledger.add(component, Cost::product(values(keys_and_values), keys));
         }
-        Self::deactivate(ledger, part, [query, output], top_k, experts);
-        self.attention_size(part, |name| AttentionSizes::routed(name, &sizes), ledger);
+        Self::deactivate(ledger, component, [query, output], top_k, experts);
+        self.attention_size(component, |name| AttentionSizes::routed(name, &sizes), ledger);
         Some(())
     }
 
@@ -357,15 +342,15 @@ impl<'a> Walk<'a> {
         let top_k = int(node, attribute::TOP_K).filter(|top_k| *top_k <= experts)?;
         let (read, matrices) = (self.router_width(node)?, values(input).saturating_add(values(output)));
         let sizes = RoutedFeedForward { read, top_k, experts, matrices };
-        let part = self.part_of(stored_name(&input.name), false);
-        ledger.add(part, sizes.macs(self.tokens()));
-        Self::deactivate(ledger, part, [input, output], top_k, experts);
+        let component = self.component_of(stored_name(&input.name), false);
+        ledger.add(component, sizes.macs(self.tokens()));
+        Self::deactivate(ledger, component, [input, output], top_k, experts);
         Some(())
     }
 
     /// Of the matrices of experts a token uses `top_k` shares.
-    fn deactivate(ledger: &mut Ledger, part: &'static str, matrices: [&TensorProto; 2], top_k: u64, experts: u64) {
-        let Some(cost) = ledger.costs.get_mut(part) else { return };
+    fn deactivate(ledger: &mut Ledger, component: Component, matrices: [&TensorProto; 2], top_k: u64, experts: u64) {
+        let Some(cost) = ledger.costs.get_mut(&component) else { return };
         let all = matrices.into_iter().map(values).fold(0, u64::saturating_add);
         let idle = all - (all / experts).saturating_mul(top_k);
         cost.active_parameters = cost.active_parameters.saturating_sub(idle);
@@ -384,8 +369,8 @@ impl<'a> Walk<'a> {
             ledger.incomplete.push(format!("{} {:?}", node.op_type, node.name));
             return;
         };
-        let part = self.part_of(stored_name(&query.name), false);
-        self.dense_attention(part, node.input.get(1), columns, heads, ledger);
+        let component = self.component_of(stored_name(&query.name), false);
+        self.dense_attention(component, node.input.get(1), columns, heads, ledger);
     }
 
     /// Standard operators around `Reshape(Transpose(MatMul(Softmax(…), values)), [0, 0, columns])`.
@@ -404,8 +389,8 @@ impl<'a> Walk<'a> {
             rows.map(|rows| self.unrounded(rows)) == node.output.first().map(String::as_str)
         };
         let weight = self.nodes.iter().find(reads).and_then(|next| self.matrix(next));
-        let part = weight.map_or(OTHER, |weight| self.part_of(stored_name(&weight.name), false));
-        self.dense_attention(part, attended.input.get(1), columns, heads, ledger);
+        let component = weight.map_or(Component::Other, |weight| self.component_of(stored_name(&weight.name), false));
+        self.dense_attention(component, attended.input.get(1), columns, heads, ledger);
     }
 
     /// Heads of values `[batch, heads, length, size]`: of an input, or of what is transposed or appended to a past.
@@ -429,7 +414,7 @@ impl<'a> Walk<'a> {
 
     fn dense_attention(
         &self,
-        part: &'static str,
+        component: Component,
         keys: Option<&String>,
         columns: u64,
         heads: u64,
@@ -438,23 +423,19 @@ impl<'a> Walk<'a> {
         let is_cross = keys.is_some_and(|key| self.input_dims.contains_key(key.as_str()));
         let queries = self.tokens();
         let keys = if is_cross { self.lengths.source } else { queries };
-        ledger.add(part, Cost::attention(queries, keys, columns));
-        self.attention_size(part, |name| AttentionSizes::dense(name, heads, columns / heads.max(1)), ledger);
+        ledger.add(component, Cost::attention(queries, keys, columns));
+        self.attention_size(component, |name| AttentionSizes::dense(name, heads, columns / heads.max(1)), ledger);
     }
 
     /// Sizes under the name that a typed model gives them.
     fn attention_size(
         &self,
-        part: &'static str,
+        component: Component,
         sizes: impl FnOnce(&'static str) -> AttentionSizes,
         ledger: &mut Ledger,
     ) {
-        let name = match part {
-            "encoder self-attention" => "encoder attention",
-            "decoder self-attention" => "decoder attention",
-            name => name,
-        };
-        if name != "cross-attention" || self.part == Part::Model {
+        if component != Component::CrossAttention || self.part == Part::Model {
+            let name = component.of_sizes();
             if ledger.attention.iter().all(|known| known.name != name) {
                 ledger.attention.push(sizes(name));
             }

@@ -3,6 +3,7 @@
 //! The same rules count a checkpoint, a configuration without weights, an exported graph, and the rows of the
 //! paper's tables.
 
+mod component;
 mod cost;
 mod graph;
 mod graph_cost;
@@ -16,6 +17,7 @@ use std::collections::BTreeMap;
 
 use moa_graphs::{Weight, model::Model};
 
+use component::Component;
 pub use cost::{Cost, Lengths};
 pub use graph::{
     File, FunctionBody, GraphInspection, GraphPart, GraphWeights, ModelFiles, OperatorCount, Signature, inspect_graphs,
@@ -67,7 +69,8 @@ pub struct Inspection {
 
 /// Counts what `model` holds and costs.
 pub fn inspect(family: &str, model: &Model, lengths: Lengths) -> Inspection {
-    let parts: Vec<_> = model::parts(model, lengths).into_iter().map(|(name, cost)| Part { name, cost }).collect();
+    let part = |(component, cost): (Component, Cost)| Part { name: component.name(), cost };
+    let parts: Vec<_> = model::parts(model, lengths).into_iter().map(part).collect();
     let total = parts.iter().map(|part| part.cost).sum();
     Inspection {
         family: family.into(),

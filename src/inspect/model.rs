@@ -11,6 +11,7 @@ use moa_graphs::{
 };
 
 use super::{
+    component::Component,
     cost::{Cost, Lengths, RoutedAttention, RoutedFeedForward},
     sizes::{AttentionSizes, ModelSizes, symbols},
 };
@@ -30,7 +31,7 @@ struct Counter<'a> {
 trait Counted: AttentionLayer {
     fn cost<'a>(&'a self, counter: &mut Counter<'a>, queries: u64, keys: u64) -> Cost;
 
-    fn sizes(&self, name: &'static str) -> AttentionSizes;
+    fn sizes(&self, component: Component) -> AttentionSizes;
 }
 
 impl Counted for Attention {
@@ -60,8 +61,8 @@ impl Counted for Attention {
             + sizes.macs(queries, keys)
     }
 
-    fn sizes(&self, name: &'static str) -> AttentionSizes {
-        AttentionSizes::routed(name, &routed_attention(self))
+    fn sizes(&self, component: Component) -> AttentionSizes {
+        AttentionSizes::routed(component.of_sizes(), &routed_attention(self))
     }
 }
 
@@ -90,8 +91,8 @@ impl Counted for DenseAttention {
             + Cost::attention(queries, keys, (self.heads * self.head_size) as u64)
     }
 
-    fn sizes(&self, name: &'static str) -> AttentionSizes {
-        AttentionSizes::dense(name, self.heads as u64, self.head_size as u64)
+    fn sizes(&self, component: Component) -> AttentionSizes {
+        AttentionSizes::dense(component.of_sizes(), self.heads as u64, self.head_size as u64)
     }
 }
 
@@ -176,7 +177,7 @@ impl<'a> Counter<'a> {
 }
 
 /// Parts of `model` in the order of the journey of a token.
-pub(super) fn parts(model: &Model, lengths: Lengths) -> Vec<(&'static str, Cost)> {
+pub(super) fn parts(model: &Model, lengths: Lengths) -> Vec<(Component, Cost)> {
     let mut c = Counter::default();
     match model {
         Model::EncoderDecoder(model) => encoder_decoder(&mut c, model, lengths),
@@ -193,16 +194,16 @@ pub(super) fn parts(model: &Model, lengths: Lengths) -> Vec<(&'static str, Cost)
             let norms = norms.chain([&model.norm]).map(|norm| c.norm(norm)).sum();
             let output = c.output(&model.output, t);
             vec![
-                ("embeddings", embedding),
-                ("attention", attention),
-                ("feed-forward", feed_forward),
-                ("norms", norms),
-                ("output", output),
+                (Component::Embeddings, embedding),
+                (Component::Attention, attention),
+                (Component::FeedForward, feed_forward),
+                (Component::Norms, norms),
+                (Component::Output, output),
             ]
         }
         Model::Layer(layer) => {
             let queries = if layer.cross_attention { lengths.target } else { lengths.source };
-            vec![("attention", layer.attention.cost(&mut c, queries, lengths.source))]
+            vec![(Component::Attention, layer.attention.cost(&mut c, queries, lengths.source))]
         }
     }
 }
@@ -211,7 +212,7 @@ fn encoder_decoder<'a, A: Counted>(
     c: &mut Counter<'a>,
     model: &'a EncoderDecoder<A>,
     lengths: Lengths,
-) -> Vec<(&'static str, Cost)> {
+) -> Vec<(Component, Cost)> {
     let Lengths { source, target } = lengths;
     let (encoder, decoder) = (&model.encoder, &model.decoder);
     let embeddings = c.embedding(&encoder.embedding) + c.embedding(&decoder.embedding);
@@ -227,18 +228,18 @@ fn encoder_decoder<'a, A: Counted>(
         .flat_map(|layer| [&layer.self_attention_norm, &layer.cross_attention_norm, &layer.final_norm]);
     let norms: Vec<_> = encoder_norms.chain(&encoder.norm).chain(decoder_norms).chain(&decoder.norm).collect();
     vec![
-        ("embeddings", embeddings),
-        ("encoder self-attention", own),
-        ("encoder feed-forward", encoder_ffn),
-        ("decoder self-attention", decoder_own),
-        ("cross-attention", cross),
-        ("decoder feed-forward", decoder_ffn),
-        ("norms", c.norms(&norms)),
-        ("output", c.output(&decoder.output, target)),
+        (Component::Embeddings, embeddings),
+        (Component::EncoderAttention, own),
+        (Component::EncoderFeedForward, encoder_ffn),
+        (Component::DecoderAttention, decoder_own),
+        (Component::CrossAttention, cross),
+        (Component::DecoderFeedForward, decoder_ffn),
+        (Component::Norms, c.norms(&norms)),
+        (Component::Output, c.output(&decoder.output, target)),
     ]
 }
 
-fn masked_lm<'a, A: Counted>(c: &mut Counter<'a>, model: &'a MaskedLm<A>, tokens: u64) -> Vec<(&'static str, Cost)> {
+fn masked_lm<'a, A: Counted>(c: &mut Counter<'a>, model: &'a MaskedLm<A>, tokens: u64) -> Vec<(Component, Cost)> {
     let (encoder, head) = (&model.encoder, &model.head);
     let embedding = c.embedding(&encoder.embedding);
     let attention = encoder.layers.iter().map(|layer| layer.self_attention.cost(c, tokens, tokens)).sum();
@@ -249,11 +250,11 @@ fn masked_lm<'a, A: Counted>(c: &mut Counter<'a>, model: &'a MaskedLm<A>, tokens
     let bias = c.dense(&[&head.bias]) + Cost::bias(elements(&head.bias));
     let output = c.linear(&head.dense, tokens) + c.output(&head.weight, tokens) + bias;
     vec![
-        ("embeddings", embedding),
-        ("attention", attention),
-        ("feed-forward", feed_forward),
-        ("norms", norms),
-        ("output", output),
+        (Component::Embeddings, embedding),
+        (Component::Attention, attention),
+        (Component::FeedForward, feed_forward),
+        (Component::Norms, norms),
+        (Component::Output, output),
     ]
 }
 
@@ -283,19 +284,24 @@ pub(super) fn sizes(model: &Model) -> ModelSizes {
         Model::TransformerMaskedLm(model) => masked_lm_sizes(model),
         Model::CausalLm(model) => ModelSizes {
             layers: vec![model.layers.len() as u64],
-            attention: model.layers.first().map(|layer| layer.attention.sizes("attention")).into_iter().collect(),
+            attention: model
+                .layers
+                .first()
+                .map(|layer| layer.attention.sizes(Component::Attention))
+                .into_iter()
+                .collect(),
             vocabulary: vec![model.output.shape()[0] as u64],
         },
         Model::Layer(layer) => {
-            ModelSizes { attention: vec![layer.attention.sizes("attention")], ..ModelSizes::default() }
+            ModelSizes { attention: vec![layer.attention.sizes(Component::Attention)], ..ModelSizes::default() }
         }
     }
 }
 
 fn encoder_decoder_sizes<A: Counted>(model: &EncoderDecoder<A>) -> ModelSizes {
     let (encoder, decoder) = (&model.encoder, &model.decoder);
-    let encoders = encoder.layers.first().map(|layer| layer.self_attention.sizes("encoder attention"));
-    let decoders = decoder.layers.first().map(|layer| layer.self_attention.sizes("decoder attention"));
+    let encoders = encoder.layers.first().map(|layer| layer.self_attention.sizes(Component::EncoderAttention));
+    let decoders = decoder.layers.first().map(|layer| layer.self_attention.sizes(Component::DecoderAttention));
     ModelSizes {
         layers: vec![encoder.layers.len() as u64, decoder.layers.len() as u64],
         attention: encoders.into_iter().chain(decoders).collect(),
@@ -307,7 +313,7 @@ fn masked_lm_sizes<A: Counted>(model: &MaskedLm<A>) -> ModelSizes {
     let layers = &model.encoder.layers;
     ModelSizes {
         layers: vec![layers.len() as u64],
-        attention: layers.first().map(|layer| layer.self_attention.sizes("attention")).into_iter().collect(),
+        attention: layers.first().map(|layer| layer.self_attention.sizes(Component::Attention)).into_iter().collect(),
         vocabulary: vec![model.head.weight.shape()[0] as u64],
     }
 }
