@@ -416,7 +416,7 @@ mod tests {
     use super::*;
     use crate::{
         backend::BackendError,
-        latency::{Times, sampler::DeviceSeries},
+        latency::{Clock, Times, sampler::DeviceSeries},
     };
 
     /// Never called.
@@ -466,7 +466,8 @@ mod tests {
         let value = |ratio: Option<crate::latency::Estimate>| ratio.map(|ratio| (ratio.value, ratio.interval));
         assert_eq!(value(beside.ratio), Some((4.0, Some([4.0; 2]))), "a slower one has a ratio above 1");
         assert_eq!((beside.first_call, beside.turn_median.value), (9, 2_000.0));
-        let device = beside.on_device().unwrap();
+        let (clock, device) = beside.by_clock().nth(1).unwrap();
+        assert_eq!((clock, &device.subject), (Clock::Device, &beside.subject));
         assert_eq!((value(device.ratio), device.times.p50), (Some((3.0, Some([3.0; 2]))), 900));
         assert!((device.tokens_per_second * 900e-9 - 10.0).abs() < 1e-9, "{}", device.tokens_per_second);
     }

@@ -33,7 +33,8 @@ pub use regression::{Change, Incomparable, Outcome, Regression, compare};
 #[cfg(test)]
 pub(crate) use result::sample;
 pub use result::{
-    BenchResult, DeviceTimes, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict, layers,
+    BenchResult, Clock, DeviceTimes, NodeTime, OperatorTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict,
+    layers,
 };
 pub use sampler::{Budget, End, Series, nanoseconds};
 pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, inputs_at, tokens};

@@ -94,15 +94,28 @@ pub struct DeviceTimes {
     pub turn_medians: Vec<u64>,
 }
 
+/// Whose time a row tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clock {
+    /// The host's, from a call to its return.
+    Host,
+    /// The device's, as [`DeviceTimes`].
+    Device,
+}
+
 impl Row {
-    /// The row of the device's own times, as tables show it under the other.
+    /// The row, and behind it that of the device's own times, as tables show them.
+    pub fn by_clock(&self) -> impl Iterator<Item = (Clock, Self)> {
+        let of_device = self.on_device().map(|row| (Clock::Device, row));
+        [(Clock::Host, self.clone())].into_iter().chain(of_device)
+    }
+
     #[allow(clippy::cast_precision_loss)]
-    pub fn on_device(&self) -> Option<Self> {
+    fn on_device(&self) -> Option<Self> {
         let DeviceTimes { times, ratio, turn_medians } = self.device.clone()?;
-        let subject = Subject { backend: format!("{}, CUDA events", self.subject.backend), ..self.subject.clone() };
         let faster = self.times.p50 as f64 / times.p50.max(1) as f64;
         let tokens_per_second = self.tokens_per_second * faster;
-        Some(Self { subject, times, ratio, turn_medians, tokens_per_second, device: None, ..self.clone() })
+        Some(Self { times, ratio, turn_medians, tokens_per_second, device: None, ..self.clone() })
     }
 }
 

@@ -4,7 +4,7 @@ use super::text::with_digits;
 use crate::{
     file_names::{MODEL_ENDINGS, Part, data_file, graph_file},
     files::has_ending,
-    latency::{BATCH, BenchResult, ModelFile, PAST, Row, SEQUENCE, SOURCE, Verdict},
+    latency::{BATCH, BenchResult, Clock, ModelFile, PAST, Row, SEQUENCE, SOURCE, Verdict},
 };
 
 const HEADER: &str = "model,backend,part,module,clock,batch,sequence,past_sequence,source,samples,min_ns,mean_ns,p50_ns,\
@@ -12,20 +12,12 @@ p90_ns,p99_ns,p99_9_ns,max_ns,tokens_per_second,ratio,ratio_low,ratio_high,turns
 turn_median_high_ns,first_call_ns,load_ns,added_memory_bytes,steady,in_place,parity,cpu,threads,load_average_before,\
 load_average_after,routing,seed,program,unix_time,model_sha256,data_sha256";
 
-/// Whose time a row tells.
-#[derive(Clone, Copy, PartialEq)]
-enum Clock {
-    Host,
-    Device,
-}
-
 /// All rows; what is not known is empty.
 pub(super) fn csv(result: &BenchResult) -> String {
     let mut text = format!("{HEADER}\n");
     for row in &result.rows {
-        let device = row.on_device().map(|device| Row { subject: row.subject.clone(), ..device });
-        for (row, clock) in [(row, Clock::Host)].into_iter().chain(device.iter().map(|row| (row, Clock::Device))) {
-            let cells: Vec<String> = cells(result, row, clock).iter().map(|cell| quoted(cell)).collect();
+        for (clock, row) in row.by_clock() {
+            let cells: Vec<String> = cells(result, &row, clock).iter().map(|cell| quoted(cell)).collect();
             text.push_str(&cells.join(","));
             text.push('\n');
         }

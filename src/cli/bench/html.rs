@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     changes,
     short::Short,
-    text::{Names, duration, in_pass, in_place, ratio, with_devices},
+    text::{Names, duration, in_pass, in_place, ratio},
     words::clock,
 };
 use crate::{
@@ -91,14 +91,13 @@ fn verdict(report: &mut Report, result: &BenchResult, changes: Option<&Regressio
 
 /// The rows of a part.
 fn times(section: &mut Section, result: &BenchResult, part: &Place) {
-    let own = with_devices(rows(result, part));
-    let names = Names::of(&own).without_place();
+    let names = Names::of(rows(result, part)).without_place();
     let mut columns: Vec<Column> = names.header().into_iter().map(Column::text).collect();
     columns.extend(["n", "p50", "relative to the first", "min", "p90", "p99", "p99.9", "tokens/s"].map(Column::number));
     let mut table = Table::new(columns);
     let optional = |time: Option<u64>| Cell::from(time.map_or_else(|| "–".to_owned(), duration));
-    for row in &own {
-        let mut cells: Vec<Cell> = names.cells(&row.subject, &row.point).into_iter().map(Cell::from).collect();
+    for (clock, row) in rows(result, part).flat_map(Row::by_clock) {
+        let mut cells: Vec<Cell> = names.cells(&row, clock).into_iter().map(Cell::from).collect();
         let times = &row.times;
         let beside = row.ratio.as_ref().map_or_else(|| "–".to_owned(), ratio);
         cells.extend([times.samples.into(), duration(times.p50).into(), beside.into(), duration(times.min).into()]);
@@ -127,7 +126,7 @@ fn name((part, module): &Place) -> String {
     module.as_ref().map_or_else(|| part.clone(), |module| format!("{part}, {module}"))
 }
 
-fn rows<'a>(result: &'a BenchResult, (part, module): &'a Place) -> impl Iterator<Item = &'a Row> {
+fn rows<'a>(result: &'a BenchResult, (part, module): &'a Place) -> impl Iterator<Item = &'a Row> + Clone {
     result.rows.iter().filter(move |row| row.subject.part == *part && row.subject.module == *module)
 }
 

@@ -6,8 +6,8 @@ use super::words::clock;
 use crate::{
     cli::table::{counted, size, table},
     latency::{
-        BATCH, BenchResult, Estimate, ExpertLoad, OperatorTimes, PAST, ParityRow, Receipt, Row, SEQUENCE, SOURCE,
-        Sizes, Subject, Verdict, layers, place, point_text,
+        BATCH, BenchResult, Clock, Estimate, ExpertLoad, OperatorTimes, PAST, ParityRow, Receipt, Row, SEQUENCE,
+        SOURCE, Verdict, layers, place, point_text,
     },
 };
 
@@ -112,13 +112,13 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn of(rows: &[Row]) -> Self {
-        let models: BTreeSet<&str> = rows.iter().map(|row| row.subject.model.as_str()).collect();
+    pub(super) fn of<'a>(rows: impl Iterator<Item = &'a Row> + Clone) -> Self {
+        let models: BTreeSet<&str> = rows.clone().map(|row| row.subject.model.as_str()).collect();
         let known = [BATCH, SEQUENCE, PAST, SOURCE].map(str::to_owned);
-        let all: BTreeSet<String> = rows.iter().flat_map(|row| row.point.keys().cloned()).collect();
+        let all: BTreeSet<String> = rows.clone().flat_map(|row| row.point.keys().cloned()).collect();
         let first = known.iter().filter(|axis| all.contains(*axis));
         let axes = first.chain(all.iter().filter(|axis| !known.contains(axis))).cloned().collect();
-        Self { part: true, model: models.len() > 1, module: rows.iter().any(|row| row.subject.module.is_some()), axes }
+        Self { part: true, model: models.len() > 1, module: rows.clone().any(|row| row.subject.module.is_some()), axes }
     }
 
     /// Without the part and the module, where these stand in a heading.
@@ -136,25 +136,28 @@ impl Names {
         header
     }
 
-    pub(super) fn cells(&self, subject: &Subject, point: &Sizes) -> Vec<String> {
-        let mut cells = Vec::new();
+    pub(super) fn cells(&self, row: &Row, clock: Clock) -> Vec<String> {
+        let (Row { subject, point, .. }, mut cells) = (row, Vec::new());
         cells.extend(self.part.then(|| subject.part.clone()));
         cells.extend(self.module.then(|| subject.module.clone().unwrap_or_default()));
         let size = |axis: &String| point.get(axis).map_or_else(|| NONE.to_owned(), usize::to_string);
         cells.extend(self.axes.iter().map(size));
         cells.extend(self.model.then(|| subject.model.clone()));
-        cells.push(subject.backend.clone());
+        cells.push(match clock {
+            Clock::Host => subject.backend.clone(),
+            Clock::Device => format!("{}, CUDA events", subject.backend),
+        });
         cells
     }
 }
 
 fn times(result: &BenchResult) -> String {
-    let names = Names::of(&result.rows);
+    let names = Names::of(result.rows.iter());
     let mut header = names.header();
     header.extend(["n", "min", "p50", "p90", "p99", "p99.9", "tokens/s", "relative to the first"].map(str::to_owned));
     let optional = |time: Option<u64>| time.map_or_else(|| NONE.to_owned(), duration);
-    let row = |row: &Row| {
-        let mut cells = names.cells(&row.subject, &row.point);
+    let row = |(clock, row): (Clock, Row)| {
+        let mut cells = names.cells(&row, clock);
         let times = &row.times;
         cells.extend([times.samples.to_string(), duration(times.min), duration(times.p50)]);
         cells.extend([times.p90, times.p99, times.p99_9].map(optional));
@@ -162,7 +165,7 @@ fn times(result: &BenchResult) -> String {
         cells.push(row.ratio.as_ref().map_or_else(|| NONE.to_owned(), ratio));
         cells
     };
-    let rows: Vec<_> = with_devices(&result.rows).iter().map(row).collect();
+    let rows: Vec<_> = result.rows.iter().flat_map(Row::by_clock).map(row).collect();
     table(&header.iter().map(String::as_str).collect::<Vec<_>>(), &rows)
 }
 
@@ -178,11 +181,6 @@ pub(super) fn in_place(result: &BenchResult) -> Option<String> {
 /// How caches are in the pass that records nodes, where they are in place in others.
 pub(super) fn in_pass(result: &BenchResult) -> &'static str {
     if result.receipt.options.in_place { "; caches are not in place in it" } else { "" }
-}
-
-/// The rows, each with that of its device's times behind it.
-pub(super) fn with_devices<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Vec<Row> {
-    rows.into_iter().flat_map(|row| [Some(row.clone()), row.on_device()]).flatten().collect()
 }
 
 /// What comes before the steady state.
