@@ -54,6 +54,8 @@ fn pads_of(random: &mut Random, row: usize, length: usize) -> usize {
 pub(super) struct Tokens {
     /// What the case is about.
     pub(super) name: String,
+    /// Whether it is beyond the sizes that others need, so that an engine that is given may not take it.
+    pub(super) is_large: bool,
     /// Rows.
     pub(super) batch: usize,
     /// Tokens per row, padding included.
@@ -76,11 +78,6 @@ impl Tokens {
             .map(|(name, values)| Ok((name.to_owned(), ints([self.batch, self.length], values.clone())?)))
             .collect()
     }
-}
-
-/// Whether the case `name` is beyond the sizes that others need, so that an engine that is given may not take it.
-pub(super) fn is_large(name: &str) -> bool {
-    name == MANY
 }
 
 /// What token rows are made of.
@@ -150,7 +147,7 @@ pub(super) fn token_cases(vocabulary: impl Into<Vocabulary>, random: &mut Random
 fn many_tokens(vocabulary: Vocabulary, random: &mut Random) -> Tokens {
     let length = vocabulary.limit.clamp(1, MANY_TOKENS);
     let rows = MANY_TOKENS.div_ceil(length).min(MOST_ROWS);
-    random_tokens(vocabulary, random, MANY, [rows, length], Padding::None)
+    Tokens { is_large: true, ..random_tokens(vocabulary, random, MANY, [rows, length], Padding::None) }
 }
 
 #[allow(clippy::cast_possible_wrap)]
@@ -162,7 +159,7 @@ fn random_tokens(
     padding: Padding,
 ) -> Tokens {
     let Vocabulary { size, pad, .. } = vocabulary;
-    let mut tokens = Tokens { name: name.into(), batch, length, ids: Vec::new(), mask: Vec::new() };
+    let mut tokens = Tokens { name: name.into(), is_large: false, batch, length, ids: Vec::new(), mask: Vec::new() };
     for row in 0..batch {
         let pads = pads_of(random, row, length);
         for real in padding.real(length, pads, row + 1 == batch) {
@@ -188,8 +185,8 @@ fn vocabulary_sweep(Vocabulary { size, limit, .. }: Vocabulary) -> Vec<Tokens> {
     let length = limit.min(LONGEST_SWEPT);
     let ids: Vec<_> = (0..size.next_multiple_of(length)).map(|i| (i % size) as i64).collect();
     let case = |ids: &[i64]| {
-        let name = "every token of the vocabulary".into();
-        Tokens { name, batch: ids.len() / length, length, ids: ids.to_vec(), mask: vec![1; ids.len()] }
+        let (name, batch) = ("every token of the vocabulary".into(), ids.len() / length);
+        Tokens { name, is_large: false, batch, length, ids: ids.to_vec(), mask: vec![1; ids.len()] }
     };
     ids.chunks(length * MOST_ROWS).map(case).collect()
 }
@@ -294,15 +291,22 @@ pub(super) fn left_padded_steps(vocabulary: impl Into<Vocabulary>, random: &mut 
     vec![Steps::after(prefix, tokens), pieces]
 }
 
-/// Inputs of a single layer, each with a name.
+/// Inputs of a single layer.
+pub(super) struct LayerCase {
+    /// What the case is about.
+    pub(super) name: &'static str,
+    /// As [`Tokens::is_large`].
+    pub(super) is_large: bool,
+    /// By name.
+    pub(super) inputs: NamedTensors,
+}
+
+/// Cases of a single layer.
 ///
 /// # Errors
 ///
 /// Where the router cannot be read.
-pub(super) fn layer_cases(
-    layer: &MoaLayer,
-    random: &mut Random,
-) -> Result<Vec<(String, NamedTensors)>, LayerCaseError> {
+pub(super) fn layer_cases(layer: &MoaLayer, random: &mut Random) -> Result<Vec<LayerCase>, LayerCaseError> {
     let mut cases = Vec::new();
     let shapes = [
         ("two tokens", 2, 2, 2, Padding::None),
@@ -316,10 +320,12 @@ pub(super) fn layer_cases(
     ];
     for (name, batch, tokens, sources, padding) in shapes {
         let query = random_rows(random, batch * tokens * layer.attention.width);
-        cases.push((name.to_owned(), layer_inputs(layer, random, query, [batch, tokens, sources], padding)?));
+        let inputs = layer_inputs(layer, random, query, [batch, tokens, sources], padding)?;
+        cases.push(LayerCase { name, is_large: tokens == MANY_TOKENS, inputs });
     }
     let steered = steered_rows(&layer.attention, 6)?;
-    cases.push(("all tokens on one expert".into(), layer_inputs(layer, random, steered, [2, 3, 4], Padding::None)?));
+    let inputs = layer_inputs(layer, random, steered, [2, 3, 4], Padding::None)?;
+    cases.push(LayerCase { name: "all tokens on one expert", is_large: false, inputs });
     Ok(cases)
 }
 
@@ -434,7 +440,7 @@ mod tests {
             let vocabulary = Vocabulary { size, pad: 1, limit };
             let random = &mut Random::new(0);
             let mut all = token_cases(vocabulary, random);
-            let most = all.iter().filter(|case| is_large(&case.name)).map(|case| case.ids.len()).max();
+            let most = all.iter().filter(|case| case.is_large).map(|case| case.ids.len()).max();
             assert_eq!(most >= Some(192), limit > 1, "{most:?} for {limit}");
             let swept: usize =
                 all.iter().filter(|case| case.name.starts_with("every")).map(|case| case.ids.len()).sum();

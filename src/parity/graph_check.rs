@@ -15,7 +15,6 @@ use crate::{
 
 use super::{
     Watch,
-    cases::is_large,
     compare::{Comparison, ToleranceOptions},
     instrument::expose_routing,
     judge::{Case, Judge, Output},
@@ -196,9 +195,13 @@ impl<'a> GraphCheck<'a> {
 
     /// [`Self::check`] of a whole case, which is left out by name where it is large and a backend, such as an engine
     /// that was given, does not take inputs of its shapes.
-    pub(super) fn check_case(&mut self, case: &str, inputs: &NamedTensors) -> Result<(), CheckError> {
+    pub(super) fn check_case(
+        &mut self,
+        (case, is_large): (&str, bool),
+        inputs: &NamedTensors,
+    ) -> Result<(), CheckError> {
         match self.check(case, inputs) {
-            Err(CheckError::Backend(error)) if is_large(case) && error.kind() == BackendErrorKind::Input => {
+            Err(CheckError::Backend(error)) if is_large && error.kind() == BackendErrorKind::Input => {
                 let others = self.report.left_out.take().map_or(String::new(), |others| others + "; ");
                 self.report.left_out = Some(format!("{others}the case \"{case}\" was not run: {error}"));
                 Ok(())

@@ -11,7 +11,7 @@ use crate::{
 
 use super::{
     cases::{
-        LayerCaseError, Steps, Tokens, companion, ints, is_large, layer_cases, left_out, left_padded_steps, step_cases,
+        LayerCaseError, Steps, Tokens, companion, ints, layer_cases, left_out, left_padded_steps, step_cases,
         token_cases,
     },
     graph_check::{CheckError, GraphCheck, Run},
@@ -32,8 +32,8 @@ pub(super) enum JourneyError {
 }
 
 pub(super) fn layer(layer: &MoaLayer, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
-    for (name, inputs) in layer_cases(layer, &mut Random::new(seed))? {
-        check.check_case(&name, &inputs)?;
+    for case in layer_cases(layer, &mut Random::new(seed))? {
+        check.check_case((case.name, case.is_large), &case.inputs)?;
     }
     Ok(())
 }
@@ -42,7 +42,7 @@ pub(super) fn layer(layer: &MoaLayer, check: &mut GraphCheck<'_>, seed: u64) -> 
 pub(super) fn encoder(embedding: &Embedding, check: &mut GraphCheck<'_>, seed: u64) -> Result<(), JourneyError> {
     check.report.left_out = left_out(embedding);
     for tokens in token_cases(embedding, &mut Random::new(seed)) {
-        check.check_case(&tokens.name, &tokens.inputs()?)?;
+        check.check_case((&tokens.name, tokens.is_large), &tokens.inputs()?)?;
     }
     Ok(())
 }
@@ -88,7 +88,7 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
     let limit = model.max_positions().unwrap_or(usize::MAX);
     let numberings = |tokens: &Tokens| {
         let mut numberings = vec![Numbering::RealTokens];
-        if model.max_positions().is_none() || is_large(&tokens.name) {
+        if model.max_positions().is_none() || tokens.is_large {
             return numberings;
         }
         if tokens.mask.contains(&0) {
@@ -102,7 +102,7 @@ pub(super) fn causal_lm(model: &CausalLm, check: &mut GraphCheck<'_>, seed: u64)
     for tokens in token_cases(model, &mut random) {
         for numbering in numberings(&tokens) {
             let inputs = causal_inputs(model, &tokens, numbering, 0..tokens.length, None)?;
-            check.check_case(&numbering.of_case(&tokens.name), &inputs)?;
+            check.check_case((&numbering.of_case(&tokens.name), tokens.is_large), &inputs)?;
         }
     }
     for steps in step_cases(model, &mut random).into_iter().chain(left_padded_steps(model, &mut random)) {
@@ -175,7 +175,8 @@ pub(super) fn decoder(
     for (turn, target) in token_cases(&model.decoder.embedding, &mut random).into_iter().enumerate() {
         let source = companion(&model.encoder.embedding, &mut random, (target.batch, turn));
         let memory = encode(encoder, &source)?;
-        check.check_case(&target.name, &decoder_inputs(model, &target, 0..target.length, &memory, None)?)?;
+        let inputs = decoder_inputs(model, &target, 0..target.length, &memory, None)?;
+        check.check_case((&target.name, target.is_large), &inputs)?;
     }
     for (turn, steps) in step_cases(&model.decoder.embedding, &mut random).into_iter().enumerate() {
         let target = &steps.tokens;
