@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use clap::ValueEnum;
-use moa_graphs::Precision;
+use moa_graphs::{Form, Precision};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -28,7 +28,8 @@ use crate::{
     checkpoint::Checkpoint,
     parity::{
         AuditOutcome, BackendReport, Comparison, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS,
-        RoundingCost, Skip, SkipKind, Step, ToleranceOptions, Verification, VerifyOptions, Watch, verify_watched,
+        RoundingCost, Skip, SkipKind, Step, ToleranceOptions, UNKNOWN, Verification, VerifyOptions, Watch,
+        verify_watched,
     },
 };
 
@@ -202,11 +203,11 @@ fn text(arguments: &VerifyArguments, result: &Verification, verdict: Verdict) ->
         arguments.model.display(),
         arguments.checkpoint.display(),
         result.family,
-        result.form,
+        result.form.map_or(UNKNOWN, Form::as_str),
         result.dtype.as_str()
     );
     if let Some(mode) = &result.gate_mode {
-        text.push_str(&format!("gates: {mode}, in place of the family's\n"));
+        text.push_str(&format!("gates: {}, in place of the family's\n", mode.as_str()));
     }
     text.push('\n');
     for audit in &result.audits {

@@ -1,6 +1,6 @@
 //! The page of `moa-export verify --report`.
 
-use moa_graphs::Precision;
+use moa_graphs::{Form, Precision};
 
 use super::{
     args::VerifyArguments,
@@ -9,7 +9,7 @@ use super::{
     verify_receipt::Receipt,
 };
 use crate::{
-    parity::{AuditOutcome, BackendReport, Difference, FileAudit, GraphReport, NodeAudit, Verification},
+    parity::{AuditOutcome, BackendReport, Difference, FileAudit, GraphReport, NodeAudit, UNKNOWN, Verification},
     report::{Axis, Bars, Cell, Column, Report, Section, Status, Table, signed},
 };
 
@@ -70,9 +70,10 @@ fn graphs(result: &Verification) -> impl Iterator<Item = (&BackendReport, &Graph
 }
 
 fn about(section: &mut Section, arguments: &VerifyArguments, result: &Verification) {
-    let dtype = result.dtype.as_str().to_owned();
-    let mut facts = vec![("family", result.family.clone()), ("form", result.form.clone()), ("dtype", dtype)];
-    let replaced = result.gate_mode.as_ref().map(|mode| format!("{mode}, in place of the family's"));
+    let form = result.form.map_or(UNKNOWN, Form::as_str);
+    let named = [("family", result.family.as_str()), ("form", form), ("dtype", result.dtype.as_str())];
+    let mut facts: Vec<_> = named.into_iter().map(|(name, value)| (name, value.to_owned())).collect();
+    let replaced = result.gate_mode.map(|mode| format!("{}, in place of the family's", mode.as_str()));
     facts.push(("gates", replaced.unwrap_or_else(|| "of the family".into())));
     for (name, value) in [("absolute tolerance", arguments.atol), ("relative tolerance", arguments.rtol)] {
         facts.extend(value.map(|value| (name, value.to_string())));

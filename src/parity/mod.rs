@@ -28,8 +28,8 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{Options, Part, Precision, model::Model};
-use moa_schema::FloatType;
+use moa_graphs::{Form, Options, Part, Precision, model::Model};
+use moa_schema::{FloatType, GateMode};
 
 pub use agreement::{Agreement, Expected, Yardstick, choices_of};
 pub use cases::{MOST_ROWS, MOST_TOKENS};
@@ -198,6 +198,17 @@ fn by_name<S: serde::Serializer>(precision: &Precision, serializer: S) -> Result
     serializer.serialize_str(precision.as_str())
 }
 
+fn form_by_name<S: serde::Serializer>(form: &Option<Form>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(form.map_or(UNKNOWN, Form::as_str))
+}
+
+fn mode_by_name<S: serde::Serializer>(mode: &Option<GateMode>, serializer: S) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&mode.map(GateMode::as_str), serializer)
+}
+
+/// What a form is called that the files neither say nor show.
+pub const UNKNOWN: &str = "unknown";
+
 /// Outcome on what one file holds.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct FileAudit {
@@ -257,13 +268,15 @@ fn in_three_keys<S: serde::Serializer>(outcome: &AuditOutcome, serializer: S) ->
 pub struct Verification {
     /// `model_type`.
     pub family: String,
-    /// Form of the operators, as the files say.
-    pub form: String,
+    /// Form of the operators, as the files say or show.
+    #[serde(serialize_with = "form_by_name")]
+    pub form: Option<Form>,
     /// What the files store weights and compute in, as they say.
     #[serde(serialize_with = "by_name")]
     pub dtype: Precision,
     /// Gate mode that the export has in place of the family's, if it has.
-    pub gate_mode: Option<String>,
+    #[serde(serialize_with = "mode_by_name")]
+    pub gate_mode: Option<GateMode>,
     /// Files of the export, those of its data included.
     #[serde(skip)]
     pub files: Vec<PathBuf>,
@@ -359,9 +372,9 @@ pub fn verify_watched(
     let is_known = is_stated || audits.iter().all(|audit| audit.nodes().is_some());
     Ok(Verification {
         family,
-        form: if is_known { form.as_str() } else { "unknown" }.into(),
+        form: is_known.then_some(form),
         dtype: precision,
-        gate_mode: gate_mode.map(|mode| mode.as_str().into()),
+        gate_mode,
         files: files.paths(),
         graph_paths: files.graph_paths(),
         of_other_weights,
