@@ -45,7 +45,7 @@ pub(super) unsafe fn checked_shape(
     types: NodeTypes,
 ) -> Result<Shape, Failure> {
     // SAFETY: by the caller's promise.
-    let (code, shape) = unsafe { type_and_shape(api, value) }?;
+    let (code, shape) = unsafe { type_and_shape(api, value, parameter.name) }?;
     let wanted = element_code(parameter.element, types) as i32;
     if code == wanted {
         return Ok(shape);
@@ -54,28 +54,28 @@ pub(super) unsafe fn checked_shape(
     Err(Failure::argument(format!("input `{name}` must hold {wanted} elements, found {found}")))
 }
 
-/// Element code and shape of a tensor.
+/// Element code and shape of the input `name`.
 ///
 /// # Safety
 ///
 /// `value` must be a tensor.
-unsafe fn type_and_shape(api: Api, value: *const OrtValue) -> Result<(i32, Shape), Failure> {
+unsafe fn type_and_shape(api: Api, value: *const OrtValue, name: &str) -> Result<(i32, Shape), Failure> {
     let mut info = null_mut();
     // SAFETY: `value` is a tensor; `info` is ours until it is released below.
     unsafe { ort!(api, GetTensorTypeAndShape(value, &mut info)) }.check()?;
     // SAFETY: `info` was made above.
-    let result = unsafe { read_info(api, info) };
+    let result = unsafe { read_info(api, info, name) };
     // SAFETY: `info` was made above and is not used again.
     unsafe { ort_plain!(api, ReleaseTensorTypeAndShapeInfo(info)) };
     result
 }
 
-/// Element code and shape that an info tells.
+/// Element code and shape that an info tells of the input `name`.
 ///
 /// # Safety
 ///
 /// `info` must be an info of the runtime of `api` that is not released yet.
-unsafe fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i32, Shape), Failure> {
+unsafe fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo, name: &str) -> Result<(i32, Shape), Failure> {
     let (mut code, mut rank) = (0i32, 0);
     let code_out = (&raw mut code).cast::<ONNXTensorElementDataType>();
     // SAFETY: as above. The code is kept as the i32 that a C enum is: a newer runtime may know more codes.
@@ -84,12 +84,12 @@ unsafe fn read_info(api: Api, info: *mut OrtTensorTypeAndShapeInfo) -> Result<(i
     unsafe { ort!(api, GetDimensionsCount(info, &mut rank)) }.check()?;
     let (mut shape, mut dims) = (Shape { rank, dims: [0; MAX_RANK] }, [0i64; MAX_RANK]);
     if rank > MAX_RANK {
-        return Err(Failure::argument(format!("a tensor has {rank} dimensions; the most are {MAX_RANK}")));
+        return Err(Failure::argument(format!("input `{name}` has {rank} dimensions; the most are {MAX_RANK}")));
     }
     // SAFETY: by the caller's promise; `dims` holds `rank` elements.
     unsafe { ort!(api, GetDimensions(info, dims.as_mut_ptr(), rank)) }.check()?;
     for (size, dim) in shape.dims.iter_mut().zip(&dims[..rank]) {
-        let negative = |_| Failure::runtime(format!("a tensor has the shape {:?}", &dims[..rank]));
+        let negative = |_| Failure::runtime(format!("input `{name}` has the shape {:?}", &dims[..rank]));
         *size = usize::try_from(*dim).map_err(negative)?;
     }
     Ok((code, shape))
@@ -167,12 +167,12 @@ mod tests {
             ..ort_sys::stub::api()
         });
         // SAFETY: the fake runtime does not look behind the info.
-        let read = |rank| unsafe { read_info(api, std::ptr::without_provenance_mut(rank)) };
+        let read = |rank| unsafe { read_info(api, std::ptr::without_provenance_mut(rank), "key") };
         for rank in 0..3 {
             let (code, shape) = read(rank).unwrap();
             assert_eq!((code, shape.as_slice()), (1, &[4, 5][..rank]));
         }
-        assert_eq!(read(3).unwrap_err(), Failure::runtime("a tensor has the shape [4, 5, -1]"));
-        assert_eq!(read(9).unwrap_err(), Failure::argument("a tensor has 9 dimensions; the most are 8"));
+        assert_eq!(read(3).unwrap_err(), Failure::runtime("input `key` has the shape [4, 5, -1]"));
+        assert_eq!(read(9).unwrap_err(), Failure::argument("input `key` has 9 dimensions; the most are 8"));
     }
 }
