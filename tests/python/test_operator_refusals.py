@@ -98,6 +98,18 @@ class OperatorRefusals(unittest.TestCase):
             else:
                 session(model)
 
+    def test_attributes_of_other_types_are_refused(self):
+        operator, attributes, feeds = self_case(6)
+        integers, texts = [4.0, "4", [4], [4.0], ["4"]], [1, 1.0, [1], ["1"]]
+        for name, kind, values in (
+            ("accuracy_level", "INT", integers),
+            ("present_inputs", "INT", integers),
+            ("plugin_version", "STRING", texts),
+        ):
+            for value in values:
+                with self.assertRaisesRegex(Exception, f"attribute `{name}` must be of type {kind}"):
+                    session(model_bytes(operator, {**attributes, name: value}, feeds))
+
     def said_for_want_of_memory(self, script, operator):
         """For how many bytes there was none; the process gives back what it frees, so that all steps begin alike."""
         here, environment = pathlib.Path(__file__).parent, {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}

@@ -2,17 +2,22 @@
 
 use moa_schema::{
     AccuracyLevel, AttributeError, AttributeSource, Attributes, DOMAIN, OPSET_VERSION, Operator, PRESENT_INPUTS,
-    accuracy_level, other_version,
+    accuracy_level, check_further_attributes, other_version,
 };
 
 use crate::failure::Failure;
 
 /// The attributes of a node that this library may run, and how accurate its products must be.
 pub(crate) fn read(operator: &Operator, source: &dyn AttributeSource) -> Result<(Attributes, AccuracyLevel), Failure> {
+    check_further_attributes(source).map_err(refused)?;
     check_version(source)?;
     check_inputs(source)?;
     let read = || Ok((Attributes::read(operator, source)?, accuracy_level(source)?));
-    read().map_err(|error: AttributeError| Failure::argument(error.to_string()))
+    read().map_err(refused)
+}
+
+fn refused(error: AttributeError) -> Failure {
+    Failure::argument(error.to_string())
 }
 
 /// Refuses a node that is written for another version of the operators than this library's, where the node says so.
@@ -59,6 +64,10 @@ mod tests {
 
             fn string(&self, name: &str) -> Option<String> {
                 self.0.filter(|_| name == "plugin_version").map(str::to_owned)
+            }
+
+            fn has(&self, name: &str) -> bool {
+                self.string(name).is_some()
             }
         }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use crate::{
-    ACCURACY_LEVEL, AccuracyLevel, Activation, AttentionMode, AttributeKind, CROSS_ATTENTION, CrossAttentionAttributes,
-    FEED_FORWARD, FeedForwardAttributes, GateMode, LM_HEAD, OPSET_VERSION, Operator, PLUGIN_VERSION, SELF_ATTENTION,
-    SelfAttentionAttributes, attribute,
+    ACCURACY_LEVEL, AccuracyLevel, Activation, AttentionMode, Attribute, AttributeKind, CROSS_ATTENTION,
+    CrossAttentionAttributes, FEED_FORWARD, FeedForwardAttributes, GateMode, LM_HEAD, OPSET_VERSION, OUTPUT_COUNT,
+    Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS, SELF_ATTENTION, SelfAttentionAttributes, attribute,
 };
 
 /// Where attributes come from; `None` where the node has none of that name and type.
@@ -16,6 +16,36 @@ pub trait AttributeSource {
     fn float(&self, name: &str) -> Option<f32>;
     /// An attribute of type `STRING`.
     fn string(&self, name: &str) -> Option<String>;
+    /// Whether the node has an attribute of that name, of whatever type.
+    fn has(&self, name: &str) -> bool;
+}
+
+/// Attributes that a node may have beside those of its operator.
+pub const FURTHER_ATTRIBUTES: [Attribute; 5] = [
+    Attribute { name: ACCURACY_LEVEL, kind: AttributeKind::Int },
+    Attribute { name: PRESENT_INPUTS, kind: AttributeKind::Int },
+    Attribute { name: OUTPUT_COUNT, kind: AttributeKind::Int },
+    Attribute { name: PLUGIN_VERSION, kind: AttributeKind::String },
+    Attribute { name: PLUGIN_NAMESPACE, kind: AttributeKind::String },
+];
+
+/// Refuses [`FURTHER_ATTRIBUTES`] that the node has with another type than theirs.
+///
+/// # Errors
+///
+/// Names the attribute and its type.
+pub fn check_further_attributes(source: &dyn AttributeSource) -> Result<(), AttributeError> {
+    for Attribute { name, kind } in FURTHER_ATTRIBUTES {
+        let fits = match kind {
+            AttributeKind::Int => source.int(name).is_some(),
+            AttributeKind::Float => source.float(name).is_some(),
+            AttributeKind::String => source.string(name).is_some(),
+        };
+        if !fits && source.has(name) {
+            return Err(AttributeError(format!("attribute `{name}` must be of type {kind}")));
+        }
+    }
+    Ok(())
 }
 
 /// The version of the operators that a node says it is written for, where it is another than [`OPSET_VERSION`].
@@ -27,14 +57,9 @@ pub fn other_version(source: &dyn AttributeSource) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Where there is no level of that number, or the attribute is of type `FLOAT` or `STRING`.
+/// Where there is no level of that number.
 pub fn accuracy_level(source: &dyn AttributeSource) -> Result<AccuracyLevel, AttributeError> {
-    let Some(number) = source.int(ACCURACY_LEVEL) else {
-        return match source.float(ACCURACY_LEVEL).is_some() || source.string(ACCURACY_LEVEL).is_some() {
-            true => Err(AttributeError(format!("attribute `{ACCURACY_LEVEL}` must be of type INT"))),
-            false => Ok(AccuracyLevel::default()),
-        };
-    };
+    let Some(number) = source.int(ACCURACY_LEVEL) else { return Ok(AccuracyLevel::default()) };
     AccuracyLevel::ALL.into_iter().find(|level| level.number() == number).ok_or_else(|| {
         let [all @ .., last] = AccuracyLevel::ALL.map(|level| level.number().to_string());
         AttributeError(format!("attribute `{ACCURACY_LEVEL}` must be {} or {last}, found {number}", all.join(", ")))
@@ -223,6 +248,10 @@ mod tests {
             };
             self.answer(name, AttributeKind::String, text.to_owned())
         }
+
+        fn has(&self, name: &str) -> bool {
+            name != self.except
+        }
     }
 
     #[test]
@@ -260,6 +289,10 @@ mod tests {
         fn string(&self, _: &str) -> Option<String> {
             Some(self.2.to_owned())
         }
+
+        fn has(&self, _: &str) -> bool {
+            true
+        }
     }
 
     /// Stick-breaking without an order of keys.
@@ -277,32 +310,15 @@ mod tests {
         fn string(&self, name: &str) -> Option<String> {
             Some(if name == "attention_mode" { "stick_breaking" } else { "softmax_topk" }.to_owned())
         }
+
+        fn has(&self, _: &str) -> bool {
+            true
+        }
     }
 
     #[test]
     fn nodes_have_the_accuracy_that_they_say_or_that_of_their_activations() {
-        /// An attribute that is no `INT`.
-        struct Other(Option<f32>, Option<&'static str>);
-
-        impl AttributeSource for Other {
-            fn int(&self, _: &str) -> Option<i64> {
-                None
-            }
-
-            fn float(&self, _: &str) -> Option<f32> {
-                self.0
-            }
-
-            fn string(&self, _: &str) -> Option<String> {
-                self.1.map(str::to_owned)
-            }
-        }
-
-        assert_eq!(accuracy_level(&Other(None, None)), Ok(AccuracyLevel::Activations));
-        for other in [Other(Some(4.0), None), Other(None, Some("4"))] {
-            let expected = AttributeError("attribute `accuracy_level` must be of type INT".to_owned());
-            assert_eq!(accuracy_level(&other), Err(expected));
-        }
+        assert_eq!(accuracy_level(&Only("top_k", None)), Ok(AccuracyLevel::Activations));
         for (number, level) in [(0, AccuracyLevel::Activations), (3, AccuracyLevel::Bf16), (4, AccuracyLevel::Int8)] {
             assert_eq!(accuracy_level(&Fixed(number, 0.0, "")), Ok(level));
         }
@@ -310,6 +326,46 @@ mod tests {
             let expected = format!("attribute `accuracy_level` must be 0, 3 or 4, found {number}");
             assert_eq!(accuracy_level(&Fixed(number, 0.0, "")), Err(AttributeError(expected)));
         }
+    }
+
+    /// One attribute of one type, or of a type that no operator has.
+    struct Only(&'static str, Option<AttributeKind>);
+
+    impl Only {
+        fn answer<T>(&self, name: &str, kind: AttributeKind, value: T) -> Option<T> {
+            (name == self.0 && self.1 == Some(kind)).then_some(value)
+        }
+    }
+
+    impl AttributeSource for Only {
+        fn int(&self, name: &str) -> Option<i64> {
+            self.answer(name, AttributeKind::Int, 4)
+        }
+
+        fn float(&self, name: &str) -> Option<f32> {
+            self.answer(name, AttributeKind::Float, 4.0)
+        }
+
+        fn string(&self, name: &str) -> Option<String> {
+            self.answer(name, AttributeKind::String, "4".to_owned())
+        }
+
+        fn has(&self, name: &str) -> bool {
+            name == self.0
+        }
+    }
+
+    #[test]
+    fn further_attributes_have_their_types() {
+        let kinds = [None, Some(AttributeKind::Int), Some(AttributeKind::Float), Some(AttributeKind::String)];
+        for Attribute { name, kind } in FURTHER_ATTRIBUTES {
+            for found in kinds {
+                let refusal = AttributeError(format!("attribute `{name}` must be of type {kind}"));
+                let expected = if found == Some(kind) { Ok(()) } else { Err(refusal) };
+                assert_eq!(check_further_attributes(&Only(name, found)), expected, "{found:?}");
+            }
+        }
+        assert_eq!(check_further_attributes(&Only("top_k", None)), Ok(()));
     }
 
     #[test]

@@ -70,7 +70,10 @@ mod switches;
 mod types;
 mod weights;
 
-pub use attributes::{AttributeError, AttributeSource, Attributes, accuracy_level, other_version};
+pub use attributes::{
+    AttributeError, AttributeSource, Attributes, FURTHER_ATTRIBUTES, accuracy_level, check_further_attributes,
+    other_version,
+};
 pub use names::{attribute, parameter};
 pub use operator::{
     Attribute, AttributeKind, CROSS_ATTENTION, ElementType, FEED_FORWARD, LM_HEAD, OPERATORS, Operator, Parameter,

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use moa_schema::{
-    ACCURACY_LEVEL, AccuracyLevel, AttributeKind, AttributeSource, Attributes, DOMAIN, FloatType, Given, IntegerType,
-    MatrixType, OPSET_VERSION, OUTPUT_COUNT, Operator, PLUGIN_NAMESPACE, PLUGIN_VERSION, PRESENT_INPUTS,
-    accuracy_level, attribute, check_constants, other_version,
+    AccuracyLevel, AttributeSource, Attributes, DOMAIN, FURTHER_ATTRIBUTES, FloatType, Given, IntegerType, MatrixType,
+    OPSET_VERSION, Operator, PRESENT_INPUTS, accuracy_level, attribute, check_constants, check_further_attributes,
+    other_version,
 };
 
 use super::error::{Fault, shown};
@@ -16,15 +16,6 @@ use crate::onnx::proto::{FunctionProto, NodeProto, TensorProto, tensor_proto::Da
 const FROM_AN_EXPORT: &str = "give a file that moa-export has written";
 const OTHER_OPERATORS: &str =
     "export again with this version of moa-export, or use program and library of the version that wrote the model";
-
-/// Attributes that a node of ours may have beside those of its operator.
-const FURTHER: [(&str, AttributeKind); 5] = [
-    (ACCURACY_LEVEL, AttributeKind::Int),
-    (PRESENT_INPUTS, AttributeKind::Int),
-    (OUTPUT_COUNT, AttributeKind::Int),
-    (PLUGIN_VERSION, AttributeKind::String),
-    (PLUGIN_NAMESPACE, AttributeKind::String),
-];
 
 /// What is declared of a value.
 #[derive(Debug, Clone, Copy, Default)]
@@ -115,6 +106,7 @@ fn check_ours<'a>(
     check_scales(node, operator, present, &|name| declared(name).kind)?;
     let attributes = Attributes::read(operator, &source).map_err(|error| error.to_string())?;
     check_names(node, operator)?;
+    check_further_attributes(&source).map_err(|error| error.to_string())?;
     accuracy_level(&source).map_err(|error| error.to_string())?;
     check_weights(node, operator, present, &attributes, declared)?;
     bodies.check_top_k(node)
@@ -122,20 +114,11 @@ fn check_ours<'a>(
 
 /// Refuses attributes that no node of the operator has.
 fn check_names(node: &NodeProto, operator: &Operator) -> Result<(), String> {
-    for attribute in &node.attribute {
-        let name = attribute.name.as_str();
-        if operator.attributes.iter().any(|known| known.name == name) {
-            continue;
-        }
-        let Some((_, kind)) = FURTHER.iter().find(|(known, _)| *known == name) else {
-            return Err(format!("its operator has no attribute {}", shown(name)));
-        };
-        let fits = if *kind == AttributeKind::Int { attribute.i.is_some() } else { attribute.s.is_some() };
-        if !fits {
-            return Err(format!("attribute `{name}` must be of type {kind}"));
-        }
+    let known = |name: &str| operator.attributes.iter().chain(&FURTHER_ATTRIBUTES).any(|known| known.name == name);
+    match node.attribute.iter().map(|attribute| attribute.name.as_str()).find(|name| !known(name)) {
+        Some(name) => Err(format!("its operator has no attribute {}", shown(name))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Refuses weights whose shapes contradict each other or the attributes.
@@ -283,5 +266,9 @@ impl AttributeSource for NodeAttributes<'_> {
 
     fn string(&self, name: &str) -> Option<String> {
         self.0.find_attribute(name)?.s.as_deref().map(|text| String::from_utf8_lossy(text).into_owned())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.find_attribute(name).is_some()
     }
 }

@@ -240,6 +240,16 @@ impl AttributeSource for KernelInfo<'_> {
             ort!(self.api, KernelInfoGetAttribute_string(self.raw, name.as_ptr(), out, size))
         })
     }
+
+    fn has(&self, name: &str) -> bool {
+        let (Ok(name), mut size) = (CString::new(name), 0) else { return false };
+        let array = |out| {
+            // SAFETY: `raw` is valid, the name ends with a zero; without a buffer the runtime tells the size alone.
+            unsafe { ort!(self.api, KernelInfoGetAttributeArray_int64(self.raw, name.as_ptr(), null_mut(), out)) }
+        };
+        // The runtime fails where there is no such attribute, and takes one of another type for an empty array.
+        array(&mut size).check().is_ok()
+    }
 }
 
 #[cfg(test)]
