@@ -73,9 +73,8 @@
 //! # Padding
 //!
 //! A masked key is never read, so NaN or infinity in a padded position reaches no other token, and it takes nothing of
-//! a stick. A padded query under
-//! `skip_padded_queries` is not routed at all: its output row is 0, its `topk_weights` are 0 and its `topk_indices`
-//! are `0 .. k`.
+//! a stick. A padded query under `skip_padded_queries` is not routed at all: its output row is 0, its `topk_weights`
+//! are 0 and its `topk_indices` are `0 .. k`, which the contract leaves open.
 //!
 //! Values of keys that a query sees must be finite: of a stick that is used up, earlier ones are not read or taken 0
 //! times, as the other rows of its block decide.

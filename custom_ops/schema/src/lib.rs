@@ -35,6 +35,8 @@
 //! * The router works in f32: `logits = x · router_weight`, where `x` is `router_input`, or `hidden_states` where that
 //!   is absent; then [`GateMode`].
 //! * Among equal scores the expert with the lower index is chosen.
+//! * `topk_indices` and `topk_weights` hold the chosen experts and their weights by falling score. Where a token is
+//!   routed nowhere, its weights are 0 and its indices mean nothing: kernels and bodies give different ones.
 //! * Experts that are not chosen do not influence the result.
 //! * A token whose query mask is 0 is routed nowhere (`skip_padded_queries = 1`): its output is exactly 0.
 //! * A query that may attend to no key yields 0, never NaN.
