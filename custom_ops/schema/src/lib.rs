@@ -46,6 +46,9 @@
 //!   `skip_padded_queries = 0` masked tokens are routed too), or a position, even that of a masked token, lies outside
 //!   the rotary tables. The CUDA kernels cannot refuse by value: there the rows that these concern are NaN.
 //! * The query head of slot `s` and key/value head `g` reads key/value head `g`.
+//! * Where there are rotary tables, each head of the queries is rotated by them, and each head of the new keys before
+//!   these are appended to the past: of the halves `a`, `b` of a row come `a · cos - b · sin` and `b · cos + a · sin`.
+//!   A past that is given was rotated already, and values are not.
 //! * Where `kv_weight` is absent, keys and values are the hidden states themselves: `G * D` is `C`.
 //! * [`AttentionMode`] says how scores become weights of values. Masked keys, and later ones, take no part in either
 //!   mode.
