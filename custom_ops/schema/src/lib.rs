@@ -39,7 +39,7 @@
 //!   routed nowhere, its weights are 0 and its indices mean nothing: kernels and bodies give different ones.
 //! * Experts that are not chosen do not influence the result.
 //! * A token whose query mask is 0 is routed nowhere (`skip_padded_queries = 1`): its output is exactly 0.
-//! * A query that may attend to no key yields 0, never NaN.
+//! * What a query attends to that sees no key is 0, never NaN: its output is `output_bias`.
 //! * Activations, keys and values must be finite at masked positions too for the bodies of standard operators, which
 //!   multiply them by 0: 0 times NaN is NaN. No result of the library depends on a masked position that is not routed.
 //! * The CPU library refuses the whole call where the router logits of a routed token are NaN or infinite (with
