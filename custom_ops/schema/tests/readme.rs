@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use moa_schema::{
-    ACCURACY_LEVEL, AccuracyLevel, Activation, AttentionMode, Attribute, AttributeKind, ElementType, GateMode,
+    AccuracyLevel, Activation, AttentionMode, Attribute, AttributeKind, ElementType, FURTHER_ATTRIBUTES, GateMode,
     OPERATORS, Operator, Parameter,
 };
 
@@ -62,8 +62,14 @@ fn the_tables_of_the_readme_are_those_of_the_schema() {
 }
 
 #[test]
+fn the_readme_names_what_any_node_may_have() {
+    for Attribute { name, kind } in FURTHER_ATTRIBUTES {
+        assert!(README.contains(&format!("`{name}` ({kind})")), "{name}");
+    }
+}
+
+#[test]
 fn the_readme_says_what_every_accuracy_level_means() {
-    assert!(README.contains(&format!("`{ACCURACY_LEVEL}` (INT)")));
     for level in AccuracyLevel::ALL {
         assert!(README.contains(&format!("With {}, ", level.number())), "{level:?}");
     }
