@@ -27,8 +27,8 @@
 //!
 //! # Semantics shared by the operators
 //!
-//! * Activations are f32 or f16, weights f32, f16, bf16, int8 or int4, each one type per node ([`NodeTypes`]); the
-//!   router's weights, the rotary tables and `topk_weights` are f32.
+//! * Activations are f32 or f16, weights f32, f16, bf16, int8 or int4, each one type per node ([`NodeTypes`]); on GPUs
+//!   both are f32, f16 or bf16, of one type. The router's weights, the rotary tables and `topk_weights` are f32.
 //! * Weights in integers, beside activations in f32, are the integers times their scales, which each matrix of such a
 //!   node must have ([`IntegerType`]): one for each column of int8, one for each [`BLOCK`] rows of a column of int4.
 //!   Matrices of floats have none.

@@ -110,14 +110,14 @@ pub enum MatrixType {
 /// int4 times its scale, which an f32 holds; the scale of int8 is multiplied with the sum of its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeTypes {
-    /// f32 or f16.
+    /// f32 or f16; on GPUs bf16 too.
     pub activations: FloatType,
-    /// Any.
+    /// Any; on GPUs the type of the activations.
     pub weights: MatrixType,
 }
 
 impl NodeTypes {
-    /// Every choice that the operators take.
+    /// Every choice that the operators take on processors.
     pub const ALL: [Self; 8] = [
         Self::floats(FloatType::F32, FloatType::F32),
         Self::floats(FloatType::F32, FloatType::Bf16),
