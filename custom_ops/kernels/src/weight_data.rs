@@ -8,8 +8,8 @@ use crate::simd::Form;
 /// The values of a weight as they are stored, row-major.
 ///
 /// The results of a call whose factors nobody rounds, see [`Prepared::rounds_rows`](crate::Prepared::rounds_rows), are
-/// those of the same call with the weights widened to f32, bit for bit, except in products of few rows or columns times
-/// f16 or int4, which stay off AMX tiles where f32 goes to them.
+/// those of the same call with the weights widened to f32, bit for bit, except with int8, whose scales multiply sums,
+/// and in products of few rows or columns times f16 or int4, which stay off AMX tiles where f32 goes to them.
 #[derive(Debug, Clone, Copy)]
 pub enum WeightData<'a> {
     /// 32-bit floats.
