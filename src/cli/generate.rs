@@ -5,13 +5,13 @@ use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::Arc, time::Dura
 use super::{
     Failure,
     args::BackendArgument,
+    backends::check_ort_options,
     failure::instead_of,
     generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
     generate_input::{Input, Inputs},
     generate_text,
     interrupt::{self, Interruption},
     must_be_open, note, note_of_unknown, print_aside, print_part, progress,
-    run::check_ort_options,
     table::{counted, table},
 };
 use crate::{

@@ -2,6 +2,7 @@
 
 mod apart;
 mod args;
+mod backends;
 mod baseline;
 mod bench;
 mod build;

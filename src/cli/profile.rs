@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{
     Failure,
     apart::keep_apart,
+    backends::{BackendOptions, backend, check_ort_options},
     document::{Kind, document},
     interrupt::Ending,
     must_be_open,
@@ -20,7 +21,6 @@ use super::{
     profile_report,
     profile_vocabulary::{Vocabulary, check_dictionaries},
     progress,
-    run::{BackendOptions, backend, check_ort_options},
     table::{counted, table},
     tensorrt_args::TensorRtArguments,
 };

@@ -12,6 +12,7 @@ use super::{
     Failure,
     apart::keep_apart,
     args::BackendArgument,
+    backends::{BackendOptions, backend, check_ort_options},
     document::{Kind, document},
     interrupt::Ending,
     output_file::{OutputFile, TENSORS, commit_all, own_ending},
@@ -21,7 +22,7 @@ use super::{
     table::table,
 };
 use crate::{
-    backend::{self, Backend, OrtOptions, Ranges, Runner, TensorRtOptions, add_implied},
+    backend::{self, Ranges, Runner, add_implied},
     file_names::{PLAN_ENDINGS, graphs_in},
     files::{has_ending, name_of},
     latency::inputs_at,
@@ -222,64 +223,4 @@ pub(super) fn only_graph(model: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::usage(message, &format!("give {}", model.join(first).display())));
     }
     Ok(graphs.into_iter().next().map_or_else(|| model.to_owned(), |(_, graph)| graph))
-}
-
-/// How backends are made, whichever is chosen.
-#[derive(Clone, Default)]
-pub(super) struct BackendOptions {
-    pub(super) threads: Option<usize>,
-    /// The operator library of ONNX Runtime.
-    pub(super) library: Option<PathBuf>,
-    pub(super) tensorrt: TensorRtOptions,
-}
-
-/// Refuses what none of the chosen backends would heed, and a variable that the operator library would refuse.
-pub(super) fn check_ort_options(
-    chosen: &[BackendArgument],
-    library: Option<&Path>,
-    threads: Option<usize>,
-) -> Result<(), Failure> {
-    let is_chosen = |backend: BackendArgument| chosen.contains(&backend);
-    if is_chosen(BackendArgument::Ort) {
-        let help = "name one of these, or leave the variable out";
-        let refused = |message| Failure::usage(message, help);
-        backend::most_instructions().map_err(refused)?;
-        backend::packing_of_weights().map_err(refused)?;
-    }
-    let what = if library.is_some() && !is_chosen(BackendArgument::Ort) {
-        "--library is for the backend ort, which was not chosen"
-    } else if threads.is_some() && !is_chosen(BackendArgument::Ort) && !is_chosen(BackendArgument::OrtFunction) {
-        "--threads is for ONNX Runtime, and the backend is another"
-    } else {
-        return Ok(());
-    };
-    let flag = what.split(' ').next().unwrap_or_default();
-    Err(Failure::usage(what, &format!("choose such a backend, or leave out {flag}")))
-}
-
-/// The backends that `choices` name, each once.
-pub(super) fn backends(
-    choices: &[BackendArgument],
-    options: &BackendOptions,
-) -> Result<Vec<Box<dyn Backend>>, Failure> {
-    let backends = choices.iter().map(|choice| backend(*choice, options)).collect::<Result<Vec<_>, _>>()?;
-    match (0..choices.len()).find(|index| choices[..*index].contains(&choices[*index])) {
-        Some(index) => {
-            let message = format!("backend {} is named twice", backends[index].name());
-            Err(Failure::usage(message, "name each backend once"))
-        }
-        None => Ok(backends),
-    }
-}
-
-/// The backend that `choice` names.
-pub(super) fn backend(choice: BackendArgument, options: &BackendOptions) -> Result<Box<dyn Backend>, Failure> {
-    let ort = OrtOptions::new(options.threads, options.library.as_deref());
-    let backend = match choice {
-        BackendArgument::Ort => backend::ort(ort),
-        BackendArgument::OrtFunction => backend::ort_function(ort),
-        BackendArgument::Tract => backend::tract(),
-        BackendArgument::Tensorrt => Some(backend::tensorrt(options.tensorrt.clone())),
-    };
-    backend.ok_or_else(|| Failure::usage("this build has no such backend", "build with default features"))
 }

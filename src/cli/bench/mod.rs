@@ -23,6 +23,7 @@ use super::{
     Failure,
     apart::keep_apart,
     args::BackendArgument,
+    backends::{BackendOptions, backends, check_ort_options},
     document::{self, Kind, document},
     failure::COMPARABLE,
     interrupt::Ending,
@@ -31,7 +32,6 @@ use super::{
     print_aside, print_result,
     progress::{BenchProgress, VerifyProgress},
     receipt::{instructions, libraries, packing},
-    run::{BackendOptions, backends, check_ort_options},
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges},
