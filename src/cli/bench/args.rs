@@ -83,7 +83,8 @@ pub(in crate::cli) struct BenchArguments {
     /// Update caches in place, as `generate` does, where graph and backend can: past and present are one buffer
     #[arg(long)]
     pub(super) in_place: bool,
-    /// Inputs by name, a `.safetensors` file, in place of random ones
+    /// Inputs by name, a `.safetensors` file, in place of random ones; empty caches and the positions of a mask may be
+    /// left out
     #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "seq", "past", "source", "dim", "routing"])]
     pub(super) inputs: Option<PathBuf>,
     /// How experts are chosen: data, uniform, zipf:S, single or trace:FILE

@@ -122,9 +122,12 @@ fn incomparable(difference: &Incomparable, arguments: &BenchArguments) -> Failur
     Failure::usage(format!("{path} measured something else: {difference}"), COMPARABLE)
 }
 
-/// Reads inputs, and says which graphs they leave out.
+/// Reads inputs, adds what follows from them, and says which graphs they leave out.
 fn given_inputs(path: &Path, models: &[Model]) -> Result<NamedTensors, Failure> {
-    let inputs = tensor_file::read(path)?;
+    let mut inputs = tensor_file::read(path)?;
+    for (_, file) in models.iter().flat_map(|model| &model.parts) {
+        backend::add_implied(&file.inputs(), &mut inputs).map_err(|error| Failure::of_inputs(error, path))?;
+    }
     for left in left_out(models, &inputs).map_err(|error| of_inputs(error, path))? {
         note(&format!("{} is not timed: {} has no {left}", left.part.as_str(), path.display()));
     }

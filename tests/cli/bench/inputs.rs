@@ -6,7 +6,10 @@ use moa_export::onnx::proto::{
 };
 
 use super::exported;
-use crate::scene::{Scene, require_runtime};
+use crate::{
+    run::{causal, ids, mask, write_inputs},
+    scene::{Scene, json, require_runtime},
+};
 
 #[test]
 fn a_graph_that_inputs_leave_out_is_named() {
@@ -31,6 +34,16 @@ fn a_graph_that_inputs_leave_out_is_named() {
     let parts =
         ["MOA-E0316", "no \"attention_mask\", which out/encoder_model.onnx takes", "out/decoder_model.onnx takes"];
     scene.refuses(line, 3, &parts);
+}
+
+#[test]
+fn caches_and_positions_may_be_left_out() {
+    let scene = causal("");
+    write_inputs(&scene, &[ids(&[1, 3]), mask(&[1, 3])]);
+    let line = "bench m.onnx --samples 4 --warm-up 0.05 --no-operators --inputs inputs.safetensors --json -";
+    let result = json(&scene.accepts(line));
+    let point = &result["rows"][0]["point"];
+    assert_eq!((&point["sequence"], &point["past_sequence"]), (&3.into(), &0.into()), "{point}");
 }
 
 /// Routers of MoLM read an input of their own, or the hidden states.
