@@ -23,6 +23,7 @@ mod rounding_cost;
 mod routing;
 mod settings;
 mod spread;
+mod strays;
 mod verdict;
 mod weights;
 

@@ -2,17 +2,20 @@
 //!
 //! Inputs exercise a few rows of an embedding and some experts; this check sees every value.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use moa_graphs::{
     derived_name,
     graph::{Attribute, Buffers, Data, Graph, Initializer},
 };
 
-use super::Watch;
+use super::{
+    Watch,
+    strays::{constants_in_nodes, values_read},
+};
 use crate::onnx::{
     OnnxFile, ReadError, data_type,
-    proto::{GraphProto, NodeProto, TensorProto, tensor_proto::DataType},
+    proto::{GraphProto, ModelProto, NodeProto, TensorProto, tensor_proto::DataType},
 };
 
 /// Outcome of the audit of one file.
@@ -54,26 +57,26 @@ impl WeightAudit {
 
     /// Compares the constants of `file` with those of `expected`, the graph that the checkpoint gives, and with those
     /// that it has where a weight was turned before it was written. Where another program `changed` the nodes, it may
-    /// have moved constants that are not trained, such as an epsilon, into these, or made them nodes.
+    /// have moved constants that are not trained, such as an epsilon, into these, or made them nodes. Weights that no
+    /// node reads are faults too: what is computed in their place is not the checkpoint's.
     ///
     /// # Errors
     ///
     /// Where a constant of either side cannot be read.
     pub fn run(file: &OnnxFile, expected: &Graph, changed: bool, watch: &dyn Watch) -> Result<Self, AuditError> {
         let (mut audit, mut buffers) = (Self::default(), AuditBuffers::default());
-        let graph = file.model().graph.as_ref();
-        let mut found: BTreeMap<&str, _> = graph
-            .into_iter()
-            .flat_map(|graph| &graph.initializer)
-            .map(|tensor| (tensor.name.as_str(), tensor))
-            .collect();
-        let is_computed =
-            |name: &str| graph.is_some_and(|graph| graph.node.iter().any(|node| node.output.iter().any(|o| o == name)));
+        let Some(graph) = file.graph() else { return Ok(audit) };
+        let mut found = Found::of(file.model(), graph);
+        let is_computed = |name: &str| graph.node.iter().any(|node| node.output.iter().any(|output| output == name));
+        let mut unread = Vec::new();
         for initializer in &expected.initializers {
             let name = initializer.name.as_str();
             let is_literal = matches!(initializer.data, Data::Literal(_));
-            match found.remove(name).or_else(|| graph.and_then(|graph| constant_node(graph, name))) {
-                Some(tensor) => audit.compare(file, tensor, initializer, &mut buffers)?,
+            match found.take(name) {
+                Some(tensor) => {
+                    audit.compare(file, tensor, initializer, &mut buffers)?;
+                    unread.extend((!is_literal && !found.read.contains(name)).then_some(name));
+                }
                 None if changed && is_literal && !is_computed(name) => {}
                 None => {
                     let what = if is_computed(name) { "computed by a node" } else { "missing" };
@@ -83,12 +86,16 @@ impl WeightAudit {
             }
             watch.advance(initializer.bytes());
         }
-        for initializer in turned(expected) {
-            if let Some(tensor) = found.remove(initializer.name.as_str()) {
+        for (weight, initializer) in turned(expected) {
+            if let Some(tensor) = found.take(&initializer.name) {
                 audit.compare(file, tensor, &initializer, &mut buffers)?;
+                unread.retain(|unread| *unread != weight || !found.read.contains(initializer.name.as_str()));
             }
         }
-        for name in found.keys() {
+        for name in unread {
+            audit.fault(format!("constant \"{name}\" is read by no node"));
+        }
+        for name in found.tensors.keys().chain(&found.in_nodes) {
             audit.fault(format!("constant \"{name}\" does not come from the checkpoint"));
         }
         Ok(audit)
@@ -126,8 +133,8 @@ fn constant_node<'a>(graph: &'a GraphProto, name: &str) -> Option<&'a TensorProt
 }
 
 /// Weights that nodes turn, as runtimes write them when they save a graph: under the name of the node's output, or, as
-/// other graphs of ours have them, under that of the weight.
-fn turned(graph: &Graph) -> Vec<Initializer> {
+/// other graphs of ours have them, under that of the weight. Each with the name of the weight.
+fn turned(graph: &Graph) -> Vec<(&str, Initializer)> {
     let turned = graph.nodes.iter().filter(|node| node.op.op_type == "Transpose").filter_map(|node| {
         let (input, output) = (node.inputs.first()?, node.outputs.first()?);
         let initializer = graph.initializers.iter().find(|initializer| initializer.name == *input)?;
@@ -135,12 +142,32 @@ fn turned(graph: &Graph) -> Vec<Initializer> {
         let Some(Attribute::Ints(order)) = node.attributes.get("perm") else { return None };
         let order: Vec<usize> = order.iter().filter_map(|axis| usize::try_from(*axis).ok()).collect();
         let turned = expr.clone().transposed(&order);
-        Some(
-            [output.clone(), derived_name::turned(input, &order)]
-                .map(|name| Initializer { name, data: Data::Weight(turned.clone(), *float) }),
-        )
+        let named = |name| (input.as_str(), Initializer { name, data: Data::Weight(turned.clone(), *float) });
+        Some([output.clone(), derived_name::turned(input, &order)].map(named))
     });
     turned.flatten().collect()
+}
+
+/// Constants of a file that were not compared yet.
+struct Found<'a> {
+    graph: &'a GraphProto,
+    tensors: BTreeMap<&'a str, &'a TensorProto>,
+    in_nodes: Vec<&'a str>,
+    /// Every value that a node reads.
+    read: BTreeSet<&'a str>,
+}
+
+impl<'a> Found<'a> {
+    fn of(model: &'a ModelProto, graph: &'a GraphProto) -> Self {
+        let tensors = graph.initializer.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        Self { graph, tensors, in_nodes: constants_in_nodes(model), read: values_read(graph) }
+    }
+
+    /// The constant `name`, whether it is an initializer or a node gives it out.
+    fn take(&mut self, name: &str) -> Option<&'a TensorProto> {
+        let given = || constant_node(self.graph, name).inspect(|_| self.in_nodes.retain(|of| *of != name));
+        self.tensors.remove(name).or_else(given)
+    }
 }
 
 /// Memory for both sides of a comparison.

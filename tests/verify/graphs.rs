@@ -12,7 +12,7 @@ use moa_export::{
             type_proto::Value::TensorType,
         },
     },
-    parity::{Finding, Verification, VerifyError, VerifyOptions, verify},
+    parity::{AuditOutcome, Finding, Verification, VerifyError, VerifyOptions, verify},
 };
 use moa_graphs::{Form, Options};
 use prost::Message;
@@ -267,6 +267,32 @@ fn a_constant_may_be_given_out_by_a_node_as_it_is() {
     assert!(result.passed() && result.graph_changed(), "{:?}", result.audits);
     let next = f32::from_bits(0.5f32.to_bits() + 1).to_le_bytes();
     assert_eq!(differing_constants(&given_out(next)), 1);
+}
+
+/// The checkpoint's weights are there, and what runs read in place of one is another, in rows that no case reaches.
+#[test]
+fn a_weight_that_nodes_read_in_place_of_the_checkpoints_is_a_difference() {
+    let with = |values: fn(&mut [u8])| {
+        with_fault("mlm", Form::Function, "model.onnx", |model| {
+            let graph = model.graph.as_mut().unwrap();
+            let weights = &mut graph.initializer.iter();
+            let mut table = weights.find(|tensor| tensor.name.ends_with("embed_positions.weight")).unwrap().clone();
+            for input in graph.node.iter_mut().flat_map(|node| &mut node.input).filter(|input| **input == table.name) {
+                *input = "other".into();
+            }
+            let mut bytes = table.raw_data.take().unwrap().to_vec();
+            values(&mut bytes);
+            table.raw_data = Some(bytes.into());
+            let value = AttributeProto { t: Some(table), ..attribute("value", AttributeType::Tensor) };
+            graph.node.insert(0, NodeProto { attribute: vec![value], ..node("Constant", &[], "other") });
+        })
+    };
+    let result = with(|bytes| bytes.iter_mut().rev().take(4).for_each(|byte| *byte = 0));
+    assert!(!seen_in_numbers(&result) && !result.passed(), "{result:?}");
+    let AuditOutcome::Compared { weights, .. } = &result.audits[0].outcome else { panic!("{result:?}") };
+    let [unread, foreign] = &weights.faults[..] else { panic!("{weights:?}") };
+    assert!(unread.ends_with("embed_positions.weight\" is read by no node"), "{unread}");
+    assert_eq!(foreign, "constant \"other\" does not come from the checkpoint");
 }
 
 /// A fused epsilon goes with the nodes that read it; one that another node computes is not known.
