@@ -225,9 +225,10 @@ fn the_standard_domain_has_two_spellings() {
 fn inputs_end_with_the_last_that_is_there() {
     let of = |absent: &[&str]| {
         let mut model = valid();
-        let inner = graph(vec![node("Neg", &["x"], &["b"])], vec![], vec![], vec![]);
+        let inner = graph(vec![node("Clip", &["x"], &["b"])], vec![], vec![], vec![]);
         with_attribute(&mut model, AttributeProto { g: Some(inner), ..attribute(AttributeType::Graph) });
         graph_of(&mut model).node.push(node("Clip", &["x", "", "w"], &["clipped"]));
+        model.functions[0].node.iter_mut().for_each(|node| node.op_type = "Clip".into());
         let extend = |node: &mut NodeProto| node.input.extend(absent.iter().map(|name| (*name).to_owned()));
         model.functions[0].node.iter_mut().for_each(extend);
         let nodes = &mut graph_of(&mut model).node;
@@ -237,6 +238,33 @@ fn inputs_end_with_the_last_that_is_there() {
         model
     };
     assert_eq!(read(&of(&["", ""])).unwrap(), of(&[]));
+}
+
+/// No runtime loads such a node, also where the last of its inputs are absent.
+#[test]
+fn nodes_have_no_more_inputs_than_their_operators() {
+    for (op_type, inputs, most) in [
+        ("MatMul", ["x", "x", "", ""].as_slice(), 2),
+        ("Cast", &["x", ""], 1),
+        ("LayerNormalization", &["x", "w", "", ""], 3),
+        ("Where", &["x", "x", "x", "x"], 3),
+    ] {
+        let mut model = valid();
+        graph_of(&mut model).node.push(node(op_type, inputs, &["more"]));
+        let found = inputs.len();
+        let expected = format!("it has {found} inputs, absent ones included, and its operator takes at most {most}");
+        let error = read(&model).expect_err(op_type);
+        assert!(error.kind() == Malformed && error.to_string().contains(&expected), "{error}");
+        graph_of(&mut model).node.last_mut().unwrap().input.truncate(most);
+        read(&model).unwrap();
+    }
+    let mut model = valid();
+    graph_of(&mut model).node[1].input.push(String::new());
+    let error = read(&model).expect_err("a call").to_string();
+    assert!(
+        error.contains("a call of function `Negate` has 2 inputs, absent ones included, and the function has 1"),
+        "{error}"
+    );
 }
 
 /// Nodes of the operators that lookups follow, each reading values that stand before it.

@@ -322,6 +322,7 @@ fn attributes() {
         }),
         case(Malformed, "node 0 `Add_t` (`Transpose`): perm [0, 1, 1] is no permutation", |m| {
             graph_of(m).node[0].op_type = "Transpose".into();
+            graph_of(m).node[0].input.truncate(1);
             with_attribute(m, permutation(&[0, 1, 1]));
         }),
         case(Malformed, "perm [1, 2] is no permutation", |m| {

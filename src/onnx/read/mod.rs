@@ -5,6 +5,7 @@
 //! the right size, and external data is one regular file beside the model.
 
 mod contract;
+mod counts;
 mod dims;
 mod error;
 mod external;

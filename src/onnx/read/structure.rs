@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use moa_schema::{DOMAIN, OPSET_VERSION};
 
 use super::contract::{self, Bodies, Declared};
+use super::counts;
 use super::error::{Fault, shown};
 use super::tensor::{self, External};
 use super::{MAX_IR_VERSION, MAX_OPSET_VERSION};
@@ -22,7 +23,7 @@ const NEWER: &str =
     "write the model for an older version: `model.ir_version` and `opset_import` of the onnx package say which";
 
 /// Domain, name and overload of a function.
-type FunctionKey<'a> = (&'a str, &'a str, &'a str);
+pub(super) type FunctionKey<'a> = (&'a str, &'a str, &'a str);
 
 type Functions<'a> = HashMap<FunctionKey<'a>, &'a FunctionProto>;
 
@@ -36,6 +37,7 @@ pub(super) fn check(model: &ModelProto) -> Result<(), Fault> {
     }
     let domains = imported_domains(&model.opset_import)?;
     check_functions(&model.functions)?;
+    counts::check_calls(model)?;
     let bodies = Bodies::of(&model.functions);
     Scope { domains, bodies, function: None, names: Vec::new() }.graph(graph)
 }
@@ -100,7 +102,7 @@ fn check_functions(functions: &[FunctionProto]) -> Result<(), Fault> {
     check_calls(&by_key, functions)
 }
 
-fn function_key(function: &FunctionProto) -> FunctionKey<'_> {
+pub(super) fn function_key(function: &FunctionProto) -> FunctionKey<'_> {
     (canonical_domain(&function.domain), &function.name, &function.overload)
 }
 
@@ -314,7 +316,7 @@ impl<'a> Scope<'a> {
             let why = if later { "is computed by a later node: nodes are not sorted" } else { "is never defined" };
             return Err(Fault::malformed(format!("input {} {why}", shown(input))));
         }
-        check_variadic(node)?;
+        counts::check(node)?;
         let mut names = HashSet::new();
         for attribute in &node.attribute {
             if attribute.name.is_empty() || !names.insert(attribute.name.as_str()) {
@@ -393,32 +395,6 @@ fn payloads(attribute: &AttributeProto) -> Vec<AttributeType> {
         (AttributeType::TypeProtos, !attribute.type_protos.is_empty()),
     ];
     fields.into_iter().filter(|(_, set)| *set).map(|(kind, _)| kind).collect()
-}
-
-/// Standard operators of any number of inputs, and the first of these.
-const VARIADIC: [(&str, usize); 9] = [
-    ("Concat", 0),
-    ("Einsum", 0),
-    ("Loop", 2),
-    ("Max", 0),
-    ("Mean", 0),
-    ("Min", 0),
-    ("Scan", 1),
-    ("SequenceConstruct", 0),
-    ("Sum", 0),
-];
-
-/// Refuses an input without a name among any number of them: ONNX lets those alone be absent that are optional, and
-/// runtimes may read what is not there.
-fn check_variadic(node: &NodeProto) -> Result<(), Fault> {
-    let operator = VARIADIC.iter().find(|(name, _)| node.op_type == *name && canonical_domain(&node.domain).is_empty());
-    let absent = operator.and_then(|(_, first)| {
-        let mut inputs = node.input.iter().enumerate().skip(*first);
-        inputs.find(|(_, input)| input.is_empty())
-    });
-    let Some((place, _)) = absent else { return Ok(()) };
-    let text = format!("input {place} has no name, and none of this operator's inputs may be absent");
-    Err(Fault::malformed(text).help("name the value, or remove the input"))
 }
 
 /// Refuses a `Transpose` by what is no permutation: a runtime may take the product of too many dimensions for a size.
