@@ -19,6 +19,7 @@ mod judge;
 mod moved;
 mod node_values;
 mod nodes;
+mod other_values;
 mod rounding_cost;
 mod routing;
 mod settings;

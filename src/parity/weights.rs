@@ -11,12 +11,14 @@ use moa_graphs::{
 
 use super::{
     Watch,
+    other_values::OtherValues,
     strays::{constants_in_nodes, values_read},
 };
 use crate::onnx::{
     OnnxFile, ReadError, data_type,
     proto::{GraphProto, ModelProto, NodeProto, TensorProto, tensor_proto::DataType},
 };
+use crate::tensor::coordinates;
 
 /// Outcome of the audit of one file.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
@@ -118,8 +120,15 @@ impl WeightAudit {
             let found = DataType::try_from(tensor.data_type).unwrap_or_default();
             let [found, wanted] = [found, wanted].map(DataType::type_name);
             self.fault(format!("constant \"{name}\" holds {found}, the checkpoint gives {wanted}"));
-        } else if let Some(index) = difference(file, tensor, &expected.data, buffers)? {
-            self.fault(format!("constant \"{name}\" differs from the checkpoint from byte {index} on"));
+        } else if let Some(others) = other_values(file, tensor, &expected.data, buffers)? {
+            let shape = expected.shape();
+            let OtherValues { first, found, expected, count } = others;
+            let (values, place): (usize, _) = (shape.iter().product(), coordinates(first, &shape));
+            let differs = match values {
+                1 => format!("is {found}"),
+                _ => format!("differs in {count} of {values} values; at {place:?} it is {found}"),
+            };
+            self.fault(format!("constant \"{name}\" {differs}, the checkpoint gives {expected}"));
         }
         Ok(())
     }
@@ -177,31 +186,30 @@ struct AuditBuffers {
     computed: Buffers,
 }
 
-/// The first byte at which a constant differs from `data`, compared block by block.
-fn difference(
+/// The values of a constant that are others than those of `data`, compared block by block.
+fn other_values(
     file: &OnnxFile,
     tensor: &TensorProto,
     data: &Data,
     buffers: &mut AuditBuffers,
-) -> Result<Option<usize>, AuditError> {
+) -> Result<Option<OtherValues>, AuditError> {
+    let kind = data_type(data.dtype());
     let (mut blocks, mut start) = (data.blocks(&mut buffers.computed), 0);
+    let mut others: Option<OtherValues> = None;
     while let Some(computed) = blocks.next_block()? {
         let stored = &mut buffers.stored;
         stored.resize(computed.len(), 0);
         file.read_values(tensor, start, stored)?;
-        if let Some(index) = first_difference(stored, computed) {
-            return Ok(Some(start + index));
+        let before = 8 * start / kind.bits().unwrap_or(8);
+        if let Some(more) = OtherValues::of_block(kind, before, [stored, computed]) {
+            match &mut others {
+                Some(others) => others.count += more.count,
+                None => others = Some(more),
+            }
         }
         start += computed.len();
     }
-    Ok(None)
-}
-
-fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
-    if a == b {
-        return None;
-    }
-    Some(a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len())))
+    Ok(others)
 }
 
 #[cfg(test)]
@@ -241,13 +249,20 @@ mod tests {
             let model = ModelProto { ir_version: 9, opset_import, graph: Some(graph), ..ModelProto::default() };
             let path = folder.path().join("m.onnx");
             std::fs::write(&path, model.encode_to_vec()).unwrap();
-            difference(&read_model(&path).unwrap(), &weight, &data, &mut AuditBuffers::default()).unwrap()
+            let others = other_values(&read_model(&path).unwrap(), &weight, &data, &mut AuditBuffers::default());
+            others.unwrap().map(|others| (others.first, others.count))
         };
         assert_eq!(found(bytes.clone()), None);
-        for index in [3, bytes.len() - 1] {
+        let ends = [3, bytes.len() - 1];
+        for index in ends {
             let mut changed = bytes.clone();
             changed[index] ^= 1;
-            assert_eq!(found(changed), Some(index));
+            assert_eq!(found(changed), Some((index / 4, 1)));
         }
+        let mut changed = bytes;
+        for index in ends {
+            changed[index] ^= 1;
+        }
+        assert_eq!(found(changed), Some((0, 2)));
     }
 }
