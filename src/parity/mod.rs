@@ -23,6 +23,7 @@ mod other_values;
 mod rounding_cost;
 mod routing;
 mod settings;
+mod skip;
 mod spread;
 mod strays;
 mod verdict;
@@ -42,11 +43,12 @@ pub use instrument::expose_routing;
 pub use nodes::NodeAudit;
 pub use rounding_cost::RoundingCost;
 pub use routing::{Disagreement, MARGIN, RoutingComparison};
+pub use skip::{SAME, Skip, SkipKind};
 pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
-    backend::{Backend, BackendError, BackendErrorKind, names, repeats_ort},
+    backend::{Backend, names, repeats_ort},
     checkpoint::Checkpoint,
     export::{ExportError, import},
     metadata,
@@ -132,55 +134,6 @@ impl BackendReport {
         Self { backend: backend.name().into(), skipped: None, activations, products, graphs: Vec::new() }
     }
 }
-
-/// Why a backend was not used.
-#[derive(Debug, Clone, serde::Serialize)]
-pub struct Skip {
-    /// What kind of reason that is.
-    pub kind: SkipKind,
-    /// For a line of text.
-    pub why: String,
-    /// The same without the places that were looked at.
-    #[serde(skip)]
-    pub brief: String,
-    /// What to do, where that is known.
-    pub help: Option<&'static str>,
-    /// Whether the environment names what is not there.
-    #[serde(skip)]
-    pub is_asked_for: bool,
-}
-
-/// Kinds of reasons why a backend was not used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum SkipKind {
-    /// A runtime or library is missing, too old or cannot be loaded.
-    Runtime,
-    /// It does not take this model.
-    Unsupported,
-    /// Another backend ran the same.
-    Same,
-}
-
-impl Skip {
-    fn of(error: &BackendError) -> Self {
-        let kind = match error.kind() {
-            BackendErrorKind::Unsupported => SkipKind::Unsupported,
-            _ => SkipKind::Runtime,
-        };
-        let (help, is_asked_for) = (error.help(), error.is_asked_for());
-        Self { why: error.to_string(), brief: error.brief(), kind, help, is_asked_for }
-    }
-
-    fn same() -> Self {
-        let why = SAME.to_owned();
-        Self { brief: why.clone(), why, kind: SkipKind::Same, help: None, is_asked_for: false }
-    }
-}
-
-/// Why ONNX Runtime is not used a second time without the operator library.
-pub const SAME: &str = "the same as ort: the model has none of our operators";
 
 fn as_text<S: serde::Serializer>(value: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
@@ -359,9 +312,9 @@ pub fn verify_watched(
         let truth = Truth { reference: &reference, trained: trained.as_ref(), tolerance: options.tolerance, watch };
         watch.begin(Step::Runs { backend: backend.name(), count });
         let is_same = options.skip_same && repeats(backend.as_ref(), &reports, &files);
-        let mut report = match is_same {
-            true => BackendReport { skipped: Some(Skip::same()), ..BackendReport::of(backend.as_ref(), truth) },
-            false => run_backend(backend.as_ref(), &files, &model, truth, options.seed)?,
+        let mut report = match is_same.then(Skip::same).or_else(|| failed_before(backend.as_ref(), &reports)) {
+            Some(skip) => BackendReport { skipped: Some(skip), ..BackendReport::of(backend.as_ref(), truth) },
+            None => run_backend(backend.as_ref(), &files, &model, truth, options.seed)?,
         };
         for graph in report.graphs.iter_mut().filter(|graph| graph.failure.is_none()) {
             let cost = graph.rounding_cost.take();
@@ -435,6 +388,16 @@ fn must_be_there(backend: &dyn Backend, file: &OnnxFile) -> Result<(), VerifyErr
 fn repeats(backend: &dyn Backend, reports: &[BackendReport], files: &Files) -> bool {
     let has_run = |report: &BackendReport| report.backend == names::ORT && report.skipped.is_none();
     reports.iter().any(has_run) && repeats_ort(backend, files.graphs.iter().map(|(_, file)| file))
+}
+
+/// Why `backend` is not to run graphs of which ONNX Runtime has failed to run one: the result is known, and a runtime
+/// that checks less may take the program down with it.
+fn failed_before(backend: &dyn Backend, reports: &[BackendReport]) -> Option<Skip> {
+    let is_ort = |name: &str| [names::ORT, names::ORT_FUNCTION].contains(&name);
+    reports.iter().filter(|report| is_ort(&report.backend) && !is_ort(backend.name())).find_map(|report| {
+        let graph = report.graphs.iter().find(|graph| graph.failure.is_some())?;
+        Some(Skip::failed(&report.backend, &graph.graph))
+    })
 }
 
 fn run_backend(

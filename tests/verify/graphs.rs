@@ -12,7 +12,7 @@ use moa_export::{
             type_proto::Value::TensorType,
         },
     },
-    parity::{AuditOutcome, Finding, Verification, VerifyError, VerifyOptions, verify},
+    parity::{AuditOutcome, Finding, SkipKind, Verification, VerifyError, VerifyOptions, verify},
 };
 use moa_graphs::{Form, Options};
 use prost::Message;
@@ -350,6 +350,20 @@ fn an_export_of_a_smaller_model_is_said_to_be_of_another_checkpoint() {
     let error = verify(&out, &checkpoint("nmt"), &backends(), &VerifyOptions::default()).unwrap_err();
     assert!(matches!(error, VerifyError::RoutingUnseen { is_of_other_weights: true, .. }), "{error}");
     assert!(error.to_string().ends_with("; it was made from another checkpoint"), "{error}");
+}
+
+/// tract does not come back from such a matrix.
+#[test]
+fn a_graph_that_fails_on_onnx_runtime_is_run_nowhere_else() {
+    let result = with_fault("variants/v_ffd_moe", Form::Standard, "decoder_model.onnx", |model| {
+        let name = "decoder.layers.0.encoder_attn.q_proj.output_experts.w/reshaped.48x24";
+        crate::tensor(model, name).dims.reverse();
+    });
+    let [ort, _, tract] = &result.backends[..] else { panic!("{result:?}") };
+    assert!(ort.graphs[0].failure.is_some() && result.differs(), "{result:?}");
+    let skip = tract.skipped.as_ref().unwrap();
+    assert_eq!(skip.kind, SkipKind::Failed);
+    assert!(skip.why.starts_with("decoder_model.onnx failed on ort, "), "{skip:?}");
 }
 
 /// One module whose choices are hidden is named; outputs tell the modules whose nodes have other names.
