@@ -358,14 +358,15 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
         .map(|graph| {
             let routing = &graph.routing;
             let ties = if routing.ties > 0 { format!(" (+{} ties)", routing.ties) } else { String::new() };
+            let seen = |text: String| if graph.runs == 0 { "-".to_owned() } else { text };
             vec![
                 report.backend.clone(),
                 graph.graph.clone(),
                 graph.runs.to_string(),
-                graph.outputs.values.to_string(),
-                format!("{}/{}{ties}", routing.equal, routing.decisions),
-                worst(&graph.outputs),
-                tolerance(&graph.outputs),
+                seen(graph.outputs.values.to_string()),
+                seen(format!("{}/{}{ties}", routing.equal, routing.decisions)),
+                seen(worst(&graph.outputs)),
+                seen(tolerance(&graph.outputs)),
                 if graph.passed() { "ok" } else { "FAILED" }.to_owned(),
             ]
         })
@@ -374,7 +375,10 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
 
 /// The difference that is the largest share of its tolerance.
 pub(super) fn worst(outputs: &Comparison) -> String {
-    format!("{:.1e}", outputs.worst.as_ref().map_or(0.0, Difference::distance))
+    match &outputs.worst {
+        Some(worst) if worst.found.is_nan() => "NaN".into(),
+        worst => format!("{:.1e}", worst.as_ref().map_or(0.0, Difference::distance)),
+    }
 }
 
 /// The tolerance of [`worst`]; where nothing differs, the absolute part of the largest, and the relative one where that

@@ -167,8 +167,8 @@ fn backends(section: &mut Section, result: &Verification) {
                 verdict(graph.passed()),
                 activations(backend).into(),
                 graph.runs.into(),
-                outputs.values.into(),
-                outputs.mismatches.into(),
+                seen(graph, outputs.values.to_string()),
+                seen(graph, outputs.mismatches.to_string()),
                 seen(graph, signed(&worst(outputs))),
                 seen(graph, signed(&tolerance(outputs))),
             ]);

@@ -50,3 +50,4 @@ mod usage;
 mod verify;
 mod verify_page;
 mod verify_receipt;
+mod verify_table;
