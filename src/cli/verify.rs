@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use clap::ValueEnum;
 use moa_graphs::{Form, Precision};
+use moa_schema::interface::past_of;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -29,7 +30,7 @@ use crate::{
     parity::{
         AuditOutcome, BackendReport, Comparison, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS,
         RoundingCost, Skip, SkipKind, Step, ToleranceOptions, UNKNOWN, Verification, VerifyOptions, Watch,
-        verify_watched,
+        is_routing_output, verify_watched,
     },
 };
 
@@ -429,7 +430,7 @@ pub(super) fn details(backend: &str, graph: &GraphReport) -> String {
         (_, None, Some(choice)) => {
             format!("  arises where {} chooses: the weights of what routers chose agree\n", choice.module)
         }
-        (_, None, None) => String::from("  every router agrees: arises after the last one\n"),
+        (_, None, None) => where_routers_agree(graph),
     });
     if let Some(case) = &graph.altered {
         text.push_str(&format!(
@@ -437,4 +438,17 @@ pub(super) fn details(backend: &str, graph: &GraphReport) -> String {
         ));
     }
     text
+}
+
+/// What is known of the place of a fault that no router shows: caches and routing are outputs of modules in between.
+fn where_routers_agree(graph: &GraphReport) -> String {
+    let first = graph.outputs.first.as_ref().map(|first| first.place.rsplit(": ").next().unwrap_or_default());
+    match first {
+        _ if graph.failure.is_some() => String::new(),
+        None => "  every router agrees\n".into(),
+        Some(output) if past_of(output).is_some() || is_routing_output(output) => {
+            format!("  every router agrees: the first difference is in {output}\n")
+        }
+        Some(_) => "  every router agrees: arises after the last one\n".into(),
+    }
 }

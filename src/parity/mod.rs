@@ -42,7 +42,7 @@ pub use graph_check::GraphReport;
 pub use instrument::expose_routing;
 pub use nodes::NodeAudit;
 pub use rounding_cost::RoundingCost;
-pub use routing::{Disagreement, MARGIN, RoutingComparison};
+pub use routing::{Disagreement, MARGIN, RoutingComparison, is_routing_output};
 pub use skip::{SAME, Skip, SkipKind};
 pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};

@@ -212,7 +212,7 @@ fn weights_distance(found: &ModuleChoices, expected: &ModuleRouting) -> f64 {
 }
 
 /// Whether a graph output holds a part of a routing.
-pub(super) fn is_routing_output(name: &str) -> bool {
+pub fn is_routing_output(name: &str) -> bool {
     RoutingPart::ALL.iter().any(|part| part.module(name).is_some())
 }
 
