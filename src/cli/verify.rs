@@ -321,7 +321,7 @@ pub(super) fn audit_line(audit: &FileAudit, dtype: Precision) -> String {
              compared for these inputs alone\n"
         ),
     });
-    let faults = nodes.order.iter().chain(&nodes.value);
+    let faults = nodes.order.iter().chain(&nodes.value).chain(&nodes.shape);
     text.extend(faults.map(|fault| format!("graph of {name}: FAULT, {fault}\n")));
     text
 }

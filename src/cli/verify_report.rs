@@ -141,7 +141,7 @@ fn sameness_of_bits(dtype: Precision) -> String {
 fn sameness(nodes: &NodeAudit) -> Cell {
     let (status, text) = match nodes {
         NodeAudit { order: Some(_), .. } => (Status::Bad, "in another order".into()),
-        NodeAudit { value: Some(found), .. } => (Status::Bad, found.clone()),
+        NodeAudit { value: Some(found), .. } | NodeAudit { shape: Some(found), .. } => (Status::Bad, found.clone()),
         NodeAudit { difference: Some(found), .. } => (Status::Warning, format!("others: {found}")),
         NodeAudit { difference: None, .. } => (Status::Good, "the same".into()),
     };

@@ -12,6 +12,7 @@ use crate::onnx::{
         tensor_shape_proto::{Dimension, dimension},
         type_proto,
     },
+    read::{Dim, ValueInfo, dims_text, value_info},
     structure,
 };
 
@@ -29,6 +30,9 @@ pub struct NodeAudit {
     /// The first number in a node that the checkpoint gives otherwise, where its operator and its output stayed. Looked
     /// at where the file says that it is an export.
     pub value: Option<String>,
+    /// The first input or output that is declared with dimensions that it cannot have: a caller may take its buffers
+    /// from them. Looked at where the file says that it is an export.
+    pub shape: Option<String>,
 }
 
 impl NodeAudit {
@@ -39,12 +43,13 @@ impl NodeAudit {
         let expected = structure(expected, standard.map_or(0, |import| import.version));
         let order = is_stated.then(|| other_order(found, &expected)).flatten();
         let value = is_stated.then(|| other_value(found, &expected)).flatten();
-        Self { nodes: nodes(&expected).len(), difference: difference(found, &expected), order, value }
+        let shape = is_stated.then(|| other_shape(found, &expected)).flatten();
+        Self { nodes: nodes(&expected).len(), difference: difference(found, &expected), order, value, shape }
     }
 
     /// What makes the graph another one, whatever it computes for the inputs of a run.
     pub fn fault(&self) -> Option<&str> {
-        self.order.as_deref().or(self.value.as_deref())
+        self.order.as_deref().or(self.value.as_deref()).or(self.shape.as_deref())
     }
 }
 
@@ -110,6 +115,29 @@ fn other_order(found: &ModelProto, expected: &ModelProto) -> Option<String> {
 
 pub(super) fn name(function: &FunctionProto) -> (&str, &str) {
     (&function.domain, &function.name)
+}
+
+/// The first input or output whose declared dimensions contradict those of the checkpoint's.
+fn other_shape(found: &ModelProto, expected: &ModelProto) -> Option<String> {
+    let other = |what: &str, of: fn(&GraphProto) -> &Vec<ValueInfoProto>| {
+        let values = |model: &ModelProto| model.graph.iter().flat_map(of).filter_map(value_info).collect::<Vec<_>>();
+        let expected = values(expected);
+        values(found).into_iter().find_map(|ValueInfo { name, dims: found, .. }| {
+            let (found, expected) = (found?, expected.iter().find(|other| other.name == name)?.dims.as_deref()?);
+            let told = || {
+                let [found, expected] = [&found, expected].map(dims_text);
+                format!("{what} \"{name}\" is declared as {found}, and the checkpoint gives {expected}")
+            };
+            contradicts(&found, expected).then(told)
+        })
+    };
+    other("input", |graph| &graph.input).or_else(|| other("output", |graph| &graph.output))
+}
+
+fn contradicts(some: &[Dim], others: &[Dim]) -> bool {
+    let differ =
+        |(one, other): (&Dim, &Dim)| matches!((one, other), (Dim::Fixed(one), Dim::Fixed(other)) if one != other);
+    some.len() != others.len() || some.iter().zip(others).any(differ)
 }
 
 /// Whether no value can be of both types; what one leaves open contradicts nothing.

@@ -172,6 +172,24 @@ fn another_order_of_inputs_or_outputs_is_a_difference() {
     }
 }
 
+/// A caller may take its buffers from what is declared; a size in place of a name contradicts nothing.
+#[test]
+fn dimensions_that_an_output_cannot_have_are_a_difference() {
+    let declared = |place: usize, size: i64| {
+        with_fault("mlm", Form::Function, "model.onnx", |model| {
+            let output = &mut model.graph.as_mut().unwrap().output[0];
+            let Some(TensorType(tensor)) = output.r#type.as_mut().unwrap().value.as_mut() else { panic!("no tensor") };
+            tensor.shape.as_mut().unwrap().dim[place].value = Some(DimValue(size));
+        })
+    };
+    let result = declared(2, 7);
+    let Finding::Differs(found) = result.finding(&result.backends[0]) else { panic!("{result:?}") };
+    let told = "model.onnx: output \"logits\" is declared as [batch, sequence, 7], and the checkpoint gives [batch, ";
+    assert!(found.starts_with(told), "{found}");
+    let result = declared(0, 2);
+    assert!(result.graph_changed() && result.audits[0].nodes().unwrap().fault().is_none(), "{result:?}");
+}
+
 /// No run need show it: an epsilon stands beside larger values, and what is masked weighs nothing by either score.
 #[test]
 fn another_number_in_a_node_is_a_difference() {

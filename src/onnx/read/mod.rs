@@ -312,7 +312,8 @@ impl OnnxFile {
     }
 }
 
-fn value_info(value: &ValueInfoProto) -> Option<ValueInfo> {
+/// Name and type of a value, where it is a tensor.
+pub(crate) fn value_info(value: &ValueInfoProto) -> Option<ValueInfo> {
     let type_proto::Value::TensorType(tensor) = value.r#type.as_ref()?.value.as_ref()?;
     let dims = tensor.shape.as_ref().map(|shape| shape.dim.iter().map(|dim| dim_of(dim.value.as_ref())).collect());
     Some(ValueInfo { name: value.name.clone(), data_type: DataType::try_from(tensor.elem_type).ok()?, dims })
