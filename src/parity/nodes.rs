@@ -5,6 +5,7 @@
 use moa_graphs::graph::Graph;
 
 use super::{instrument::expose_routing, node_values::other_value};
+use crate::export::OPSETS;
 use crate::onnx::{
     OnnxFile,
     proto::{
@@ -39,8 +40,7 @@ impl NodeAudit {
     /// Compares the graph of `file`, its weights apart, with `expected`.
     pub(super) fn run(file: &OnnxFile, expected: &Graph, is_stated: bool) -> Self {
         let found = file.model();
-        let standard = found.opset_import.iter().find(|import| import.domain.is_empty());
-        let expected = structure(expected, standard.map_or(0, |import| import.version));
+        let expected = structure(expected, opset(found));
         let order = is_stated.then(|| other_order(found, &expected)).flatten();
         let value = is_stated.then(|| other_value(found, &expected)).flatten();
         let shape = is_stated.then(|| other_shape(found, &expected)).flatten();
@@ -95,7 +95,19 @@ fn difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
         };
         found.iter().find(other).map(|value| format!("the type of \"{}\"", value.name))
     };
-    graph_nodes().or_else(ends).or_else(bodies).or_else(inner)
+    other_opset(found).or_else(graph_nodes).or_else(ends).or_else(bodies).or_else(inner)
+}
+
+/// The standard operators, where they are of a version that no export has: nodes that look the same may mean another
+/// thing in it.
+fn other_opset(found: &ModelProto) -> Option<String> {
+    let version = opset(found);
+    (!OPSETS.contains(&version)).then(|| format!("opset {version}"))
+}
+
+fn opset(model: &ModelProto) -> i64 {
+    let standard = model.opset_import.iter().find(|import| import.domain.is_empty());
+    standard.map_or(0, |import| import.version)
 }
 
 /// The first input or output that another one stands in place of; those that one of the graphs lacks do not count.
@@ -171,7 +183,7 @@ fn first_of_body(function: &FunctionProto, expected: Option<&FunctionProto>) -> 
         doc_string: String::new(),
         ..of.clone()
     };
-    let others = || (plain(function) != plain(expected)).then(|| format!("the parameters of {body}"));
+    let others = || (plain(function) != plain(expected)).then(|| format!("the signature of {body}"));
     node.or_else(others)
 }
 

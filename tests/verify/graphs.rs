@@ -120,6 +120,18 @@ fn nodes_that_the_checkpoint_does_not_give_are_told() {
     }
 }
 
+/// The nodes are the same in each, and need not mean the same.
+#[test]
+fn an_opset_that_no_export_has_is_told() {
+    for (form, opset) in [(Form::Standard, 17), (Form::Function, 22)] {
+        let result = with_fault("variants/v_ffd_moe", form, "encoder_model.onnx", |model| {
+            model.opset_import.iter_mut().filter(|set| set.domain.is_empty()).for_each(|set| set.version = opset);
+        });
+        let found = result.audits[0].nodes().unwrap().difference.clone();
+        assert_eq!(found, Some(format!("opset {opset}")));
+    }
+}
+
 #[test]
 fn types_that_contradict_are_a_difference() {
     let result = with_fault("variants/v_ffd_moe", Form::Function, "encoder_model.onnx", |model| {
