@@ -9,7 +9,10 @@ use std::collections::BTreeMap;
 use moa_schema::{ACCURACY_LEVEL, DOMAIN};
 use prost::bytes::Bytes;
 
-use super::nodes::{called, name, nodes};
+use super::{
+    nodes::{called, name, nodes},
+    other_values::OtherValues,
+};
 use crate::onnx::{
     proto::{AttributeProto, ModelProto, NodeProto, TensorProto, tensor_proto::DataType},
     read::inline_bytes,
@@ -43,10 +46,10 @@ fn other_attribute(found: &NodeProto, expected: &NodeProto) -> Option<String> {
     let ours = expected.domain == DOMAIN;
     found.attribute.iter().find_map(|attribute| {
         let name = &attribute.name;
-        let told = |value: &str| Some(format!("`{name}` is {}, and the checkpoint gives {value}", shown(attribute)));
+        let told = |[found, given]: [String; 2]| Some(format!("`{name}` is {found}, and the checkpoint gives {given}"));
         match expected.find_attribute(name) {
-            Some(other) if differs(attribute, other, ours) => told(&shown(other)),
-            None if ours && name == ACCURACY_LEVEL => told("none"),
+            Some(other) if differs(attribute, other, ours) => told(shown(attribute, other)),
+            None if ours && name == ACCURACY_LEVEL => told([number(attribute).unwrap_or_default(), "none".into()]),
             _ => None,
         }
     })
@@ -69,11 +72,32 @@ fn floats(tensor: &TensorProto) -> Option<(i32, Bytes)> {
     kinds.contains(&tensor.data_type).then(|| Some((tensor.data_type, inline_bytes(tensor)?))).flatten()
 }
 
-fn shown(attribute: &AttributeProto) -> String {
-    match (attribute.f, attribute.i, &attribute.s) {
+/// Both values: of several numbers, the first that differ.
+fn shown(found: &AttributeProto, expected: &AttributeProto) -> [String; 2] {
+    if let (Some(found), Some(expected)) = (number(found), number(expected)) {
+        return [found, expected];
+    }
+    first_other(found, expected).unwrap_or_else(|| ["another value".into(), "one of another type or length".into()])
+}
+
+fn number(attribute: &AttributeProto) -> Option<String> {
+    Some(match (attribute.f, attribute.i, &attribute.s) {
         (Some(value), ..) => value.to_string(),
         (_, Some(value), _) => value.to_string(),
         (_, _, Some(text)) => format!("\"{}\"", String::from_utf8_lossy(text).escape_debug()),
-        _ => "another value".into(),
+        _ => return None,
+    })
+}
+
+fn first_other(found: &AttributeProto, expected: &AttributeProto) -> Option<[String; 2]> {
+    if found.floats.len() == expected.floats.len()
+        && let Some((found, expected)) =
+            found.floats.iter().zip(&expected.floats).find(|(found, expected)| found != expected)
+    {
+        return Some([found, expected].map(|value| format!("{value:?}")));
     }
+    let [(kind, found), (other, expected)] = [floats(found.t.as_ref()?)?, floats(expected.t.as_ref()?)?];
+    let kind = DataType::try_from(kind).ok().filter(|kind| *kind as i32 == other && found.len() == expected.len())?;
+    let OtherValues { found, expected, .. } = OtherValues::of_block(kind, 0, [&found, &expected])?;
+    Some([found, expected])
 }

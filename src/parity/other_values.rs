@@ -45,6 +45,7 @@ fn shown(kind: DataType, bits: u64) -> String {
     let [a, b, c, d, ..] = bits.to_le_bytes();
     match kind {
         DataType::Float => format!("{:?}", f32::from_le_bytes([a, b, c, d])),
+        DataType::Double => format!("{:?}", f64::from_bits(bits)),
         DataType::Float16 => format!("{:?}", f16::from_le_bytes([a, b])),
         DataType::Bfloat16 => format!("{:?}", bf16::from_le_bytes([a, b])),
         DataType::Int8 => i8::from_le_bytes([a]).to_string(),

@@ -226,7 +226,7 @@ fn another_number_in_a_node_is_a_difference() {
     };
     for (fault, told) in [
         (epsilon, "`epsilon` is 0.0000101, and the checkpoint gives 0.00001 in node \""),
-        (score, " in the body of MoA"),
+        (score, "`value` is -1e30, and the checkpoint gives -3.4028235e38 in node \"Constant_"),
         (level, "`accuracy_level` is 3, and the checkpoint gives none in node \""),
     ] {
         let result = with_fault("mlm", Form::Function, "model.onnx", fault);
