@@ -35,6 +35,7 @@ impl Settings {
     ///
     /// Where a file says what no export does, or two files say different things.
     pub(super) fn of(files: &[&OnnxFile]) -> Result<Self, VerifyError> {
+        metadata::OF_NUMBERS.into_iter().try_for_each(|key| stated(files, key, |_| Some(())).map(drop))?;
         let form = stated(files, metadata::FORM, Form::parse)?;
         let precision = stated(files, metadata::DTYPE, Precision::parse)?;
         let last_logits = stated(files, metadata::LOGITS, |text| (text == metadata::LAST).then_some(true))?;

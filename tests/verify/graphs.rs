@@ -252,19 +252,21 @@ fn metadata_that_no_export_has_are_refused() {
     }
 }
 
-/// Each file of an export carries what it says of the whole.
+/// Each file of an export carries what it says of the whole; other commands refuse files of two exports.
 #[test]
 fn files_of_one_export_say_the_same() {
-    let directory = tempfile::tempdir().unwrap();
-    let out = directory.path().join("out");
-    export(&checkpoint("nmt"), &out, &options(Form::Function)).unwrap();
-    let path = out.join("decoder_model.onnx");
-    let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
-    model.metadata_props.iter_mut().find(|entry| entry.key == metadata::DTYPE).unwrap().value = "fp16".into();
-    std::fs::write(&path, model.encode_to_vec()).unwrap();
-    let error = verify(&out, &checkpoint("nmt"), &backends(), &VerifyOptions::default()).unwrap_err().to_string();
-    let expected = "metadata \"moa.dtype\" of encoder_model.onnx and decoder_model.onnx are different";
-    assert!(error.starts_with(expected), "{error}");
+    for key in [metadata::DTYPE, metadata::SOURCE] {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out");
+        export(&checkpoint("nmt"), &out, &options(Form::Function)).unwrap();
+        let path = out.join("decoder_model.onnx");
+        let mut model = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+        model.metadata_props.iter_mut().find(|entry| entry.key == key).unwrap().value = "fp16".into();
+        std::fs::write(&path, model.encode_to_vec()).unwrap();
+        let error = verify(&out, &checkpoint("nmt"), &backends(), &VerifyOptions::default()).unwrap_err().to_string();
+        let expected = format!("metadata \"{key}\" of encoder_model.onnx and decoder_model.onnx are different");
+        assert!(error.starts_with(&expected), "{error}");
+    }
 }
 
 /// An export without its constant 0.5, once `edit` has put something in place of that.
