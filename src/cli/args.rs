@@ -211,6 +211,9 @@ pub(super) struct VerifyArguments {
     /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
+    /// Fail too where weights were not compared, or where a graph was changed and is proved for these inputs alone
+    #[arg(long)]
+    pub(super) strict: bool,
     /// Threads of ONNX Runtime, at most 4 for each processor [default: ONNX Runtime's choice]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,

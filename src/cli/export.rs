@@ -71,6 +71,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
         atol: None,
         rtol: None,
         seed: 0,
+        strict: false,
         threads: None,
         json: arguments.json.then(|| STDOUT.into()),
         report: None,

@@ -91,7 +91,8 @@ pub(super) fn verify(
     let receipt = receipt
         .and_then(|receipt| receipt.map_err(|failure| note(&format!("there is no receipt: {}", failure.message))).ok());
     let unused = must_have_run(&result, &options.required);
-    let verdict = Verdict::of(&result, unused.is_some());
+    let is_in_part = arguments.strict && result.proves_in_part();
+    let verdict = Verdict::of(&result, unused.is_some() || is_in_part);
     let found = || json(&result, verdict, receipt.as_ref());
     let as_json = arguments.json.is_some() && report_file.is_none();
     let printed = print(arguments, &result, verdict, as_json.then(|| with_export(exported, found())));
@@ -102,6 +103,7 @@ pub(super) fn verify(
     match unused {
         _ if verdict == Verdict::Differs => Ok(ExitCode::FAILURE),
         Some(failure) => Err(failure),
+        None if is_in_part => Ok(ExitCode::FAILURE),
         None => Ok(ExitCode::SUCCESS),
     }
 }

@@ -278,6 +278,13 @@ fn weights_that_were_not_compared_are_not_verified() {
     let audit = &value["audits"][0];
     assert!(audit["skipped"].is_string() && audit["weights"].is_null(), "{audit}");
     assert_eq!((&value["verdict"], &value["passed"]), (&"verified".into(), &true.into()));
+    let outcome = scene.moa(&format!("{line} --strict"));
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""));
+    assert!(outcome.stdout.ends_with(&format!("\nINCOMPLETE: {verdict}\n")), "{}", outcome.stdout);
+    let outcome = scene.moa(&format!("{line} --strict --json -"));
+    let value = json(&outcome.stdout);
+    assert_eq!((&value["verdict"], &value["passed"]), (&"incomplete".into(), &false.into()));
+    exported("").accepts(&format!("{line} --strict"));
     let bench = "bench m.onnx --samples 8 --warm-up 0.05 --no-operators --backends ort-function --checkpoint ck";
     let printed = scene.accepts(bench);
     assert!(printed.contains("m.onnx on ort-function: not checked, weights of m.onnx: "), "{printed}");
