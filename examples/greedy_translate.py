@@ -3,7 +3,7 @@
 
 The folder holds encoder_model.onnx, decoder_model.onnx and, as generation.json says, the vocabulary, as
 `moa-export` writes them. Dictionaries are fairseq's (one token a line), codes are subword-nmt's (version 0.2).
-Each sentence gives one line on the standard output: source, tab, translation.
+Each sentence gives one line on the standard output: source, tab, translation. A blank one gives an empty line.
 
     python3 greedy_translate.py FOLDER 'nine hundred'
     python3 greedy_translate.py FOLDER --library libmoa_ort.so < sentences.txt
@@ -225,8 +225,7 @@ def main():
     except ValueError as error:
         parser.error(str(error))
     sys.stdout.reconfigure(encoding="utf-8")
-    sentences = [sentence for sentence in sentences if sentence.strip()]
-    if not sentences:
+    if not any(map(str.strip, sentences)):
         parser.error("there is nothing to translate")
     try:
         translator = Translator(arguments.folder, arguments.library and arguments.library.resolve(), arguments.threads)
@@ -234,9 +233,10 @@ def main():
             sys.exit(f"the model has {translator.vocabulary()} tokens, and its dictionary {len(tokenizer.tokens)}")
         for first in range(0, len(sentences), BATCH):
             batch = sentences[first : first + BATCH]
-            results = translator.translate([tokenizer.encode(sentence) for sentence in batch], arguments.max_tokens)
-            for sentence, result in zip(batch, results):
-                print(f"{sentence}\t{tokenizer.decode(result)}")
+            sources = [tokenizer.encode(sentence) for sentence in batch if sentence.strip()]
+            results = iter(translator.translate(sources, arguments.max_tokens) if sources else [])
+            for sentence in batch:
+                print(f"{sentence}\t{tokenizer.decode(next(results))}" if sentence.strip() else "")
     except BrokenPipeError:
         raise
     except Exception as error:  # Those of ONNX Runtime have no other class in common.

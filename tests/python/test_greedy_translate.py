@@ -104,9 +104,15 @@ class GreedyTranslate(unittest.TestCase):
             with self.subTest(locale=locale):
                 done = self.command(*TOKENS, lines="\ufeffseven\r\n\none \u00fc\n".encode(), locale=locale)
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
-                first, second = done.stdout.splitlines()
-                self.assertEqual(first, "seven\tsieben")
+                first, blank, second = done.stdout.split("\n")[:-1]
+                self.assertEqual([first, blank], ["seven\tsieben", ""])
                 self.assertTrue(second.startswith("one \u00fc\t"), second)
+
+    def test_blank_lines_stay_blank(self):
+        lines = ["\n"] * 64 + ["seven\n", " \t\n", "one hundred"]
+        done = self.command(*TOKENS, lines="".join(lines).encode())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(done.stdout, "\n" * 64 + "seven\tsieben\n\none hundred\teinhundert\n")
 
     def test_what_is_not_utf_8_is_refused_by_its_line(self):
         for locale in ["C.UTF-8", "C"]:
@@ -123,6 +129,7 @@ class GreedyTranslate(unittest.TestCase):
         for words, message in [
             ([*TOKENS, "--library", "no.so", "seven"], "no.so is not there"),
             (TOKENS, "there is nothing to translate"),
+            ([*TOKENS, " "], "there is nothing to translate"),
         ]:
             done = self.command(*words)
             self.assertEqual(done.returncode, 2)
