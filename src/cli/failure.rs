@@ -53,7 +53,6 @@ impl Failure {
         Self::new(Code::TooLong, message, Some(help))
     }
 
-    #[cfg(feature = "tokenizers")]
     pub(super) fn token_id(message: String) -> Self {
         Self::new(Code::TokenId, message, Some("give ids of the tokenizer that the model was trained with"))
     }

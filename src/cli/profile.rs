@@ -46,7 +46,7 @@ pub(super) struct Profiled<'a> {
 }
 
 pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
-    check_batch(arguments)?;
+    check_line_options(arguments)?;
     let ending = Ending::at_once([&arguments.model].into_iter().chain(&arguments.report).map(PathBuf::as_path))?;
     keep_apart(&[arguments.report.as_deref()], arguments.inputs())?;
     own_ending(arguments.report.as_deref(), PAGE)?;
@@ -96,12 +96,13 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a batch where no input has lines.
-fn check_batch(arguments: &ProfileArguments) -> Result<(), Failure> {
+/// Refuses what is about lines where no input has them.
+fn check_line_options(arguments: &ProfileArguments) -> Result<(), Failure> {
     let has_lines = || arguments.inputs.iter().any(|path| arguments.format_of(path) != InputFormat::Tensors);
-    match arguments.batch {
-        Some(_) if !has_lines() => {
-            let message = "--batch is for lines, and tensor files are batches already";
+    let given = [("--batch", arguments.batch.is_some()), ("--skip-long", arguments.skip_long)];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) if !has_lines() => {
+            let message = format!("{flag} is for lines, and tensor files are batches already");
             Err(Failure::usage(message, "leave it out, or give --inputs a file of lines"))
         }
         _ => Ok(()),

@@ -40,6 +40,9 @@ pub(super) struct ProfileArguments {
     #[arg(long, value_name = "N", value_parser = positive)]
     #[arg(help = format!("Lines to run together, at most; all have one length [default: {DEFAULT_BATCH}]"))]
     pub(super) batch: Option<usize>,
+    /// Leave out lines that are longer than the model's positions, with a note
+    #[arg(long)]
+    pub(super) skip_long: bool,
     #[arg(long, value_name = "N")]
     #[arg(help = of_pmi("Leave tokens that were seen less often out of the PMI", |pmi| pmi.min_count))]
     pub(super) min_count: Option<u64>,

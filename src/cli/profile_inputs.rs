@@ -1,7 +1,7 @@
 //! From the files of `profile --inputs` to batches.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
@@ -12,7 +12,7 @@ use moa_schema::interface::{
 #[cfg(feature = "tokenizers")]
 use super::export::note_of_contradiction;
 use super::{
-    Failure, note_of_unknown,
+    Failure, note, note_of_unknown,
     profile_args::{InputFormat, ProfileArguments},
     profile_vocabulary::Vocabulary,
     text_input::{MAX_BYTES, text},
@@ -27,8 +27,15 @@ use crate::{
     text::{Dictionary, Tokenizer, TranslationConfig, read_bytes},
 };
 
-/// One sequence: the ids of the only side or the source, and what the decoder reads.
-type Line = (Vec<i64>, Vec<i64>);
+/// One sequence.
+struct Line {
+    /// In its file, from 1.
+    number: usize,
+    /// Ids of the only side, or of the source.
+    ids: Vec<i64>,
+    /// What the decoder reads.
+    decoded: Vec<i64>,
+}
 
 /// Every batch that the arguments name, in order, with its file.
 pub(super) fn batches<'a>(
@@ -55,6 +62,7 @@ pub(super) fn batches<'a>(
             InputFormat::Ids => id_lines(path, &text, profiler.is_encoder_decoder())?,
             _ => text_lines(arguments, profiler, (path, &text), vocabulary)?,
         };
+        let lines = known_lines(lines, arguments, profiler, path)?;
         if lines.is_empty() {
             let message = format!("{}: there is no line to run", path.display());
             return Err(Failure::malformed(message, "give one sequence a line; blank lines are left out"));
@@ -64,6 +72,50 @@ pub(super) fn batches<'a>(
         batches.extend(of_lines.into_iter().map(|batch| (path.as_path(), batch)));
     }
     Ok(batches)
+}
+
+/// The lines of `path` without those that are too long and to be left out; one with a token that the model does not
+/// have is an error.
+fn known_lines(
+    mut lines: Vec<Line>,
+    arguments: &ProfileArguments,
+    profiler: &Profiler,
+    path: &Path,
+) -> Result<Vec<Line>, Failure> {
+    let mut left_out = BTreeSet::new();
+    for Line { number, ids, decoded } in &lines {
+        let sides = [("", ids), ("target ", decoded)];
+        for ((side, ids), (symbols, positions)) in sides.into_iter().zip(profiler.limits()) {
+            let symbols = symbols.unwrap_or(usize::MAX);
+            if let Some(id) = ids.iter().find(|id| !usize::try_from(**id).is_ok_and(|id| id < symbols)) {
+                let place = format!("{}, line {number}", path.display());
+                let message = format!("{place}: {side}token {id} is none of the model's {symbols}");
+                return Err(Failure::token_id(message));
+            }
+            if is_too_long(arguments, (path, *number), (side, ids.len()), positions)? {
+                left_out.insert(*number);
+                break;
+            }
+        }
+    }
+    lines.retain(|line| !left_out.contains(&line.number));
+    Ok(lines)
+}
+
+/// Whether a line has more tokens of a side than `limit` and is left out for it, which a note says.
+fn is_too_long(
+    arguments: &ProfileArguments,
+    (path, number): (&Path, usize),
+    (side, tokens): (&str, usize),
+    limit: Option<usize>,
+) -> Result<bool, Failure> {
+    let Some(limit) = limit.filter(|limit| tokens > *limit) else { return Ok(false) };
+    let message = format!("{}, line {number}: {tokens} {side}tokens, and {limit} are possible", path.display());
+    if !arguments.skip_long {
+        return Err(Failure::too_long(message, "split the line, or add --skip-long"));
+    }
+    note(&format!("{message}: left out"));
+    Ok(true)
 }
 
 /// Adds masks that a file leaves out where the vocabulary says what padding is.
@@ -105,8 +157,8 @@ fn id_lines(path: &Path, text: &str, pairs: bool) -> Result<Vec<Line>, Failure> 
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let (first, second) = columns(path, number, line)?;
-        let line = (ids(number, first)?, ids(number, second.unwrap_or_default())?);
-        if line.0.is_empty() || line.1.is_empty() == pairs {
+        let line = Line { number, ids: ids(number, first)?, decoded: ids(number, second.unwrap_or_default())? };
+        if line.ids.is_empty() || line.decoded.is_empty() == pairs {
             let expected = if pairs { "source ids, a tab and decoder ids" } else { "the ids of one sequence" };
             let message = format!("{}, line {number}: expected {expected}", path.display());
             return Err(Failure::malformed(message, "one graph reads ids, an encoder-decoder two lists of them"));
@@ -150,30 +202,23 @@ fn text_lines(
     match of_text(arguments, profiler, file.0, vocabulary)? {
         Vocabulary::Fairseq { config, tokenizer } => fairseq_lines(arguments, profiler, file, (config, tokenizer)),
         #[cfg(feature = "tokenizers")]
-        Vocabulary::Hub(tokenizer) => hub_lines(profiler, file, tokenizer),
+        Vocabulary::Hub(tokenizer) => hub_lines(file, tokenizer),
     }
 }
 
-/// Lines as a tokenizer splits them; without those that have no token. The tokenizer may know more tokens than the
-/// model.
+/// Lines as a tokenizer splits them; without those that have no token.
 #[cfg(feature = "tokenizers")]
-fn hub_lines(profiler: &Profiler, (path, text): (&Path, &str), tokenizer: &HubTokenizer) -> Result<Vec<Line>, Failure> {
+fn hub_lines((path, text): (&Path, &str), tokenizer: &HubTokenizer) -> Result<Vec<Line>, Failure> {
     note_of_contradiction(tokenizer, "profile");
-    let symbols = profiler.symbols().next().map_or(usize::MAX, |(_, _, symbols)| symbols);
-    let is_strange = |id: &&i64| !usize::try_from(**id).is_ok_and(|id| id < symbols);
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let ids = tokenizer.encode(line).map_err(|error| {
             let place = format!("{}, line {number}", path.display());
             Failure::from(error).of_file(Path::new(&place))
         })?;
-        if let Some(id) = ids.iter().find(is_strange) {
-            let place = format!("{}, line {number}", path.display());
-            return Err(Failure::token_id(format!("{place}: token {id} is none of the model's {symbols}")));
-        }
-        lines.push((ids, Vec::new()));
+        lines.push(Line { number, ids, decoded: Vec::new() });
     }
-    lines.retain(|(ids, _)| !ids.is_empty());
+    lines.retain(|line| !line.ids.is_empty());
     Ok(lines)
 }
 
@@ -197,9 +242,8 @@ fn fairseq_lines(
         };
         count(&ids);
         ids.push(Dictionary::EOS);
-        if let Some(limit) = config.max_source_positions.filter(|limit| ids.len() > *limit) {
-            let message = format!("{}, line {number}: {} tokens, and {limit} are possible", path.display(), ids.len());
-            return Err(Failure::too_long(message, "split the line"));
+        if is_too_long(arguments, (path, number), ("", ids.len()), config.max_source_positions)? {
+            continue;
         }
         if !profiler.is_encoder_decoder() {
             if target.is_some() {
@@ -207,7 +251,7 @@ fn fairseq_lines(
                 let message = format!("{}, line {number}: a target, and {model} reads sources alone", path.display());
                 return Err(Failure::malformed(message, "keep the sources: cut -f1 FILE, or profile the folder"));
             }
-            lines.push((ids, Vec::new()));
+            lines.push(Line { number, ids, decoded: Vec::new() });
             continue;
         }
         let mut decoded = vec![config.decoder_start()];
@@ -216,24 +260,22 @@ fn fairseq_lines(
                 let target = tokenizer.encode_target(target);
                 count(&target);
                 decoded.extend(target);
+                if is_too_long(arguments, (path, number), ("target ", decoded.len()), config.max_target_positions)? {
+                    continue;
+                }
             }
             None => {
                 open.push((lines.len(), number - 1));
                 sources[number - 1] = source;
             }
         }
-        if let Some(limit) = config.max_target_positions.filter(|limit| decoded.len() > *limit) {
-            let message =
-                format!("{}, line {number}: {} target tokens, and {limit} are possible", path.display(), decoded.len());
-            return Err(Failure::too_long(message, "split the line"));
-        }
-        lines.push((ids, decoded));
+        lines.push(Line { number, ids, decoded });
     }
     note_of_unknown(&tokens, |index| format!("{}, line {}", path.display(), index + 1));
     if !open.is_empty() {
         let found = translated(arguments, path, &sources)?;
         for (place, source) in open {
-            lines[place].1.extend_from_slice(&found[source]);
+            lines[place].decoded.extend_from_slice(&found[source]);
         }
     }
     Ok(lines)
@@ -282,7 +324,7 @@ fn no_target() -> Failure {
 fn batched(lines: Vec<Line>, most: usize, pairs: bool) -> Result<Vec<NamedTensors>, TensorShapeError> {
     let mut by_length: BTreeMap<(usize, usize), Vec<Line>> = BTreeMap::new();
     for line in lines {
-        by_length.entry((line.0.len(), line.1.len())).or_default().push(line);
+        by_length.entry((line.ids.len(), line.decoded.len())).or_default().push(line);
     }
     let mut batches = Vec::new();
     for ((first, second), lines) in by_length {
@@ -295,9 +337,9 @@ fn batched(lines: Vec<Line>, most: usize, pairs: bool) -> Result<Vec<NamedTensor
                 batch.insert(ids_name.into(), Tensor::new([chunk.len(), length], TensorData::I64(ids))?);
                 Ok::<_, TensorShapeError>(())
             };
-            add([INPUT_IDS, ATTENTION_MASK], first, chunk.iter().flat_map(|line| &line.0).copied().collect())?;
+            add([INPUT_IDS, ATTENTION_MASK], first, chunk.iter().flat_map(|line| &line.ids).copied().collect())?;
             if pairs {
-                let ids = chunk.iter().flat_map(|line| &line.1).copied().collect();
+                let ids = chunk.iter().flat_map(|line| &line.decoded).copied().collect();
                 add([DECODER_INPUT_IDS, DECODER_ATTENTION_MASK], second, ids)?;
             }
             batches.push(batch);

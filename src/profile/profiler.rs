@@ -34,6 +34,8 @@ struct Graph {
     inputs: Vec<ValueInfo>,
     /// Rows of the table that `input_ids` look up.
     symbols: Option<usize>,
+    /// Most tokens of a row.
+    positions: Option<usize>,
     runner: Box<dyn Runner>,
     routers: Vec<(Router, Tally)>,
 }
@@ -71,6 +73,11 @@ impl Profiler {
     /// File and part of each graph that has token ids, and the number of the symbols that it knows.
     pub fn symbols(&self) -> impl Iterator<Item = (&str, Part, usize)> {
         self.graphs.iter().filter_map(|graph| Some((graph.name.as_str(), graph.part, graph.symbols?)))
+    }
+
+    /// Of each graph the symbols that it knows and most tokens of a row, where it has tables of them.
+    pub fn limits(&self) -> impl Iterator<Item = (Option<usize>, Option<usize>)> {
+        self.graphs.iter().map(|graph| (graph.symbols, graph.positions))
     }
 
     /// Inputs that the only graph, or the encoder, declares.
@@ -131,6 +138,7 @@ impl Graph {
             part: file.part(),
             inputs: file.inputs(),
             symbols: file.looked_up_rows().get(INPUT_IDS).and_then(|rows| usize::try_from(*rows).ok()),
+            positions: file.most_positions(),
             runner: backend.load(&file)?,
             routers: routers.into_iter().map(|router| (router, Tally::default())).collect(),
         })

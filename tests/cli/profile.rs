@@ -215,6 +215,8 @@ fn what_cannot_be_profiled_is_refused() {
     scene.write("empty.txt", "\n\n");
     scene.write("open.tsv", "seven\n");
     scene.write("latin.txt", b"se\xffen\n");
+    scene.write("long.txt", "two ".repeat(1024));
+    scene.write("strange.ids", "4 2\t2 4\n4 2\t2 120\n");
     Model::layer().write(&scene.path("layer"));
     scene.accepts("layer -o layer.onnx");
     for (line, code, number, says) in [
@@ -235,6 +237,13 @@ fn what_cannot_be_profiled_is_refused() {
         ("profile out --inputs words.ids", 3, "MOA-E0329", "line 1: \"five\""),
         ("profile out --inputs short.ids", 3, "MOA-E0329", "a tab"),
         ("profile out --inputs empty.txt", 3, "MOA-E0329", "no line"),
+        ("profile out --inputs long.txt", 3, "MOA-E0326", "long.txt, line 1: 1025 tokens, and 1024 are possible"),
+        (
+            "profile out --inputs strange.ids",
+            3,
+            "MOA-E0332",
+            "strange.ids, line 2: target token 120 is none of the model's 120",
+        ),
         (
             "profile out/decoder_model.onnx --inputs short.ids",
             3,
@@ -303,6 +312,37 @@ fn the_text_of_a_language_model_goes_through_its_tokenizer() {
     scene.write("strange.txt", "t50\n\nt51 t52\n");
     let says = "strange.txt, line 3: token 128 is none of the model's 128";
     scene.refuses("profile out --inputs strange.txt", 3, &["MOA-E0332", says, "help: give ids of the tokenizer that"]);
+}
+
+/// A line is told by its number, whatever it would run with, or left out where it is too long alone.
+#[test]
+fn lines_that_a_model_cannot_read_are_told() {
+    require_runtime();
+    let scene = Scene::with_fixture("jetmoe/bf16");
+    scene.accepts("ck -o out");
+    write_tokenizer(&scene);
+    for strange in ["128", "-1"] {
+        scene.write("strange.ids", format!("1 50\n\n1 5 6 7\n1 {strange}\n"));
+        let says = format!("strange.ids, line 4: token {strange} is none of the model's 128");
+        scene.refuses("profile out --inputs strange.ids --skip-long", 3, &["MOA-E0332", &says]);
+    }
+    scene.write("short.ids", "1 50 51\n");
+    let short = profile(&scene, "out --inputs short.ids");
+    scene.write("long.ids", format!("{}\n\n1 50 51\n", "1 ".repeat(257)));
+    scene.write("long.txt", format!("{}\n\nt50 t51\n", "t1 ".repeat(256)));
+    for file in ["long.ids", "long.txt"] {
+        let says = format!("{file}, line 1: 257 tokens, and 256 are possible");
+        let line = format!("profile out --inputs {file}");
+        scene.refuses(&line, 3, &["MOA-E0326", &says, "help: split the line, or add --skip-long"]);
+        let outcome = scene.moa(&format!("{line} --skip-long --json"));
+        assert_eq!(outcome.stderr, format!("note: {says}: left out\n"));
+        let found: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        let counts = |profile: &Value| {
+            let modules = profile["modules"].as_array().unwrap().iter();
+            modules.map(|module| module["counts"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&found), counts(&short), "{file}");
+    }
 }
 
 /// Ids need no tokenizer that can be read; text does.

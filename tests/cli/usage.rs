@@ -349,6 +349,7 @@ fn options_that_would_be_ignored_are_refused() {
         (format!("{profile} --backend tract --threads 1"), "--threads is for ONNX Runtime"),
         (format!("{profile} --batch 4"), "--batch is for lines"),
         (format!("{profile} i.safetensors --format tensors --batch 4"), "--batch is for lines"),
+        (format!("{profile} --skip-long"), "--skip-long is for lines"),
         (format!("{profile} --batch 0"), "'--batch <N>': it must be at least 1"),
         (format!("{profile} --top 3"), "--top changes the tokens that are listed"),
         (format!("{profile} --min-count 3"), "--min-count changes the tokens that are listed"),
