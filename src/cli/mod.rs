@@ -20,6 +20,7 @@ mod generate_text;
 mod inspect;
 mod interrupt;
 mod leave;
+mod module_labels;
 mod neighbours;
 mod ops;
 mod output_file;

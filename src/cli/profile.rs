@@ -13,6 +13,7 @@ use super::{
     backends::{BackendOptions, backend, check_ort_options},
     document::{Kind, document},
     interrupt::Ending,
+    module_labels::labels,
     must_be_open,
     output_file::{OutputFile, PAGE, commit_all, own_ending},
     print_result,
@@ -180,7 +181,8 @@ impl Profiled<'_> {
         let modules = &self.profile.modules;
         let header =
             ["module", "tokens", "k/E", "max/mean", "CV", "entropy", "idle", "margin p10", "p50", "load %, sorted"];
-        let rows: Vec<_> = labels(modules).iter().zip(modules).map(|(label, module)| row(label, module)).collect();
+        let rows: Vec<_> =
+            labels(names(modules)).iter().zip(modules).map(|(label, module)| row(label, module)).collect();
         let runs = counted(self.runs, "run");
         let mut text = format!("{} on {}, {runs}\n\n", self.arguments.model.display(), self.backend);
         text.push_str(&table(&header, &rows));
@@ -195,7 +197,7 @@ impl Profiled<'_> {
 
     fn pmi_text(&self) -> String {
         let mut text = String::new();
-        for (label, module) in labels(&self.profile.modules).iter().zip(&self.profile.modules) {
+        for (label, module) in labels(names(&self.profile.modules)).iter().zip(&self.profile.modules) {
             let Some(experts) = &module.pmi else { continue };
             let row = |(expert, tokens): (usize, &Vec<_>)| {
                 let load = format!("{:.1}", module.load_percent[expert]);
@@ -251,66 +253,7 @@ pub(super) fn sorted_loads(module: &ModuleProfile) -> Vec<f64> {
     loads
 }
 
-/// Names of modules without the parts that say nothing: an end that all share, and a beginning before `layers`.
-pub(super) fn labels(modules: &[ModuleProfile]) -> Vec<String> {
-    let names: Vec<Vec<&str>> = modules.iter().map(|module| module.module.split('.').collect()).collect();
-    let number = |part: &&str| part.parse::<usize>().is_ok();
-    let prefix = |parts: &Vec<&str>| parts.iter().position(number).unwrap_or(1).saturating_sub(1);
-    let shortest = names.iter().map(prefix).min().unwrap_or(0);
-    let first = names.first().cloned().unwrap_or_default();
-    let same_start = (0..shortest).take_while(|at| names.iter().all(|name| name[*at] == first[*at])).count();
-    let spare = |parts: &Vec<&str>| parts.len().saturating_sub(parts.iter().rposition(number).map_or(1, |at| at + 2));
-    let most = names.iter().map(spare).min().unwrap_or(0);
-    let end = |name: &Vec<&str>, at: usize| name[name.len() - 1 - at].to_owned();
-    let same_end = (0..most).take_while(|at| names.iter().all(|name| end(name, *at) == end(&first, *at))).count();
-    let label = |name: &Vec<&str>| name[same_start..name.len() - same_end].join(".");
-    names.iter().map(label).map(|label| if label.is_empty() { "layer".to_owned() } else { label }).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        file_names::Part,
-        profile::{Balance, Margin, Score},
-    };
-
-    fn module(name: &str) -> ModuleProfile {
-        let balance = Balance { max_over_mean: 1.0, coefficient_of_variation: 0.0, normalized_entropy: 1.0, idle: 0 };
-        let score = Score::Logit;
-        let margin = Margin { score, min: None, p10: None, p50: None, p90: None, max: None, samples: Vec::new() };
-        ModuleProfile {
-            graph: String::new(),
-            part: Part::Model,
-            module: name.into(),
-            top_k: 1,
-            tokens: 0,
-            counts: Vec::new(),
-            load_percent: Vec::new(),
-            balance,
-            margin,
-            tokens_apart_from_scores: 0,
-            largest_gap_apart: 0.0,
-            pmi: None,
-        }
-    }
-
-    fn labels_of(names: &[&str]) -> Vec<String> {
-        labels(&names.iter().map(|name| module(name)).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn labels_keep_what_tells_modules_apart() {
-        assert_eq!(
-            labels_of(&["encoder.layers.0.self_attn.q_proj", "decoder.layers.0.encoder_attn.q_proj"]),
-            ["encoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"]
-        );
-        assert_eq!(
-            labels_of(&["model.layers.0.self_attention.experts", "model.layers.0.mlp"]),
-            ["layers.0.self_attention.experts", "layers.0.mlp"]
-        );
-        assert_eq!(labels_of(&["encoder.sentence_encoder.layers.3.self_attn.q_proj"]), ["layers.3.self_attn"]);
-        assert_eq!(labels_of(&[""]), ["layer"]);
-        assert_eq!(labels_of(&["odd"]), ["odd"]);
-    }
+/// Names of the modules.
+pub(super) fn names(modules: &[ModuleProfile]) -> impl Iterator<Item = &str> {
+    modules.iter().map(|module| module.module.as_str())
 }

@@ -2,7 +2,8 @@
 
 use super::{
     Failure,
-    profile::{Profiled, apart_from_scores, labels, sorted_loads},
+    module_labels::labels,
+    profile::{Profiled, apart_from_scores, names, sorted_loads},
     profile_args::ProfileArguments,
     profile_inputs::folder,
     receipt::{fact, file_fact, instructions, libraries, packing, threads, utc},
@@ -21,7 +22,7 @@ const CURVES: usize = 8;
 
 pub(super) fn page(profiled: &Profiled<'_>) -> Report {
     let modules = &profiled.profile.modules;
-    let labels = labels(modules);
+    let labels = labels(names(modules));
     let groups = groups(modules, &labels);
     let mut report = Report::new("Expert routing", profiled.arguments.model.display().to_string());
     report.about(profiled.arguments.model.display().to_string());

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 
 use super::{
-    changes,
+    changes, distinct,
     short::Short,
     text::{Names, duration, in_pass, in_place, ratio},
     words::clock,
 };
 use crate::{
     cli::{
+        module_labels::labels,
         receipt::{fact, file_fact, utc},
         table::counted,
     },
@@ -29,9 +30,8 @@ const DISTRIBUTIONS: usize = 6;
 /// The page; of an older result, what became of it, or why that is not known.
 pub(super) fn html(result: &BenchResult, changes: Result<Option<&Regression>, &str>) -> String {
     let receipt = &result.receipt;
-    let models: BTreeSet<&str> = receipt.files.iter().map(|file| file.model.as_str()).collect();
     let cpu = receipt.machine.cpu.as_deref().unwrap_or("an unknown processor");
-    let names = models.into_iter().collect::<Vec<_>>().join(", ");
+    let names = distinct(receipt.files.iter().map(|file| file.model.as_str())).join(", ");
     let threads = counted(receipt.threads.onnx_runtime, "thread");
     let subtitle = format!("{names}: {threads} on {cpu}, routing {}", receipt.options.routing);
     let mut report = Report::new("Latency", subtitle);
@@ -43,8 +43,11 @@ pub(super) fn html(result: &BenchResult, changes: Result<Option<&Regression>, &s
          beside the first is the median of the turns' ratios with a 95 % interval. It is of these sessions alone: \
          copies of one model differed by up to 0.5 % beyond it (18 pairs on one machine). Plots show the median of \
          the turns, each by the median of its calls; p50 and tokens/s are of all calls. A dash stands where too few \
-         samples lie beyond a percentile. Rows with CUDA events are the same calls between two events on the device.",
+         samples lie beyond a percentile.",
     );
+    if result.rows.iter().any(|row| row.device.is_some()) {
+        section.paragraph("Rows with CUDA events are the same calls between two events on the device.");
+    }
     let short = Short::of(result);
     if let Some(note) = in_place(&short.result) {
         section.paragraph(note);
@@ -112,14 +115,7 @@ fn times(section: &mut Section, result: &BenchResult, part: &Place) {
 type Place = (String, Option<String>);
 
 fn parts(result: &BenchResult) -> Vec<Place> {
-    let mut parts = Vec::new();
-    for row in &result.rows {
-        let part = (row.subject.part.clone(), row.subject.module.clone());
-        if !parts.contains(&part) {
-            parts.push(part);
-        }
-    }
-    parts
+    distinct(result.rows.iter().map(|row| (row.subject.part.clone(), row.subject.module.clone())))
 }
 
 fn name((part, module): &Place) -> String {
@@ -214,12 +210,7 @@ fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
 fn distributions(report: &mut Report, result: &BenchResult, part: &Place) {
     let several = has_several_models(result);
     let (unit, of_unit) = unit(result, part);
-    let mut points: Vec<&Sizes> = Vec::new();
-    for row in rows(result, part) {
-        if !points.contains(&&row.point) {
-            points.push(&row.point);
-        }
-    }
+    let mut points = distinct(rows(result, part).map(|row| &row.point));
     points.sort_by_key(|point| std::cmp::Reverse(point.values().map(|size| size.max(&1)).product::<usize>()));
     points.truncate(if part.1.is_some() { 1 } else { DISTRIBUTIONS });
     let place = |point: &Sizes| rows(result, part).position(|row| row.point == *point);
@@ -285,13 +276,7 @@ fn by_layer(title: String, nodes: &[NodeTime]) -> Bars {
 
 #[allow(clippy::cast_precision_loss)]
 fn experts(report: &mut Report, loads: &[ExpertLoad]) {
-    let mut fields: Vec<(&str, &str, &Sizes)> = Vec::new();
-    for load in loads {
-        let field = (load.model.as_str(), load.part.as_str(), &load.point);
-        if !fields.contains(&field) {
-            fields.push(field);
-        }
-    }
+    let fields = distinct(loads.iter().map(|load| (load.model.as_str(), load.part.as_str(), &load.point)));
     if fields.is_empty() {
         return;
     }
@@ -306,10 +291,10 @@ fn experts(report: &mut Report, loads: &[ExpertLoad]) {
         let title = format!("{model}, {part}, {}", point_text(point));
         let mut map = HeatMap::new(title, Axis::linear("share of the tokens", "%"));
         map = map.columns("expert", (0..experts).map(|expert| expert.to_string()));
-        for load in own {
+        let labels = labels(own.iter().map(|load| load.module.as_str()));
+        for (label, load) in labels.iter().zip(own) {
             let share = |count: &u64| Some(100.0 * *count as f64 / load.tokens.max(1) as f64);
-            let module = if load.module.is_empty() { "layer" } else { &load.module };
-            map = map.row(format!("{module} ({:.2})", load.imbalance()), load.counts.iter().map(share));
+            map = map.row(format!("{label} ({:.2})", load.imbalance()), load.counts.iter().map(share));
         }
         section.plot(map);
     }
@@ -420,7 +405,7 @@ fn facts(report: &mut Report, receipt: &Receipt) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::sample;
+    use crate::latency::{DeviceTimes, ModelFile, Subject, sample};
 
     #[test]
     fn pictures_of_a_part_have_the_unit_of_its_slowest_row() {
@@ -433,6 +418,52 @@ mod tests {
             assert_eq!(unit(&result, &parts(&result)[0]).0, expected);
             let page = html(&result, Ok(None));
             assert!(page.contains(&format!("time of a call ({expected})")), "{slowest}");
+        }
+    }
+
+    #[test]
+    fn models_stand_in_the_order_in_which_they_were_given() {
+        let mut result = sample();
+        let file = result.receipt.files[0].clone();
+        result.receipt.files = ["b", "a", "b"].map(|model| ModelFile { model: model.into(), ..file.clone() }).into();
+        result.receipt.options.in_place = true;
+        let row = Row { in_place: true, device: None, ..result.rows[0].clone() };
+        let subject = |model: &str| Subject { model: model.into(), ..row.subject.clone() };
+        result.rows = ["b", "a"].map(|model| Row { subject: subject(model), ..row.clone() }).into();
+        let [first, second] = ["b", "a"].map(|model| place(&subject(model), None));
+        let page = html(&result, Ok(None));
+        assert!(page.contains("<title>b, a – Latency</title>"), "{page}");
+        assert!(page.contains(&format!("one buffer): {first}; {second}. All")), "{page}");
+    }
+
+    #[test]
+    fn device_rows_are_explained_where_there_are_some() {
+        let mut result = sample();
+        for row in &mut result.rows {
+            row.device = None;
+        }
+        assert!(!html(&result, Ok(None)).contains("CUDA events"));
+        let times = result.rows[0].times.clone();
+        result.rows[0].device = Some(DeviceTimes { times, ratio: None, turn_medians: Vec::new() });
+        assert!(html(&result, Ok(None)).contains("Rows with CUDA events are"));
+    }
+
+    #[test]
+    fn loads_are_labelled_as_profiles_are() {
+        let mut result = sample();
+        let load = ExpertLoad {
+            model: "m.onnx".into(),
+            part: "model".into(),
+            module: String::new(),
+            point: Sizes::new(),
+            tokens: 2,
+            counts: vec![1, 1],
+        };
+        let modules = ["model.layers.0.self_attention.experts", "model.layers.0.mlp"];
+        result.experts = modules.map(|module| ExpertLoad { module: module.into(), ..load.clone() }).into();
+        let page = html(&result, Ok(None));
+        for label in [">layers.0.self_attention.experts (1.00)<", ">layers.0.mlp (1.00)<"] {
+            assert!(page.contains(label), "{page}");
         }
     }
 

@@ -46,6 +46,16 @@ use crate::{
     tensor_file,
 };
 
+/// Each once, in the order in which they come.
+fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    all.fold(Vec::new(), |mut known, one| {
+        if !known.contains(&one) {
+            known.push(one);
+        }
+        known
+    })
+}
+
 const DEFAULT_BACKENDS: [BackendArgument; 2] = [BackendArgument::Ort, BackendArgument::OrtFunction];
 
 /// What ends a point where the user does not say.

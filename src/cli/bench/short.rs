@@ -1,7 +1,6 @@
 //! Names of models that fit into tables and legends.
 
-use std::collections::BTreeSet;
-
+use super::distinct;
 use crate::{
     latency::{BenchResult, Subject},
     report::shortened,
@@ -18,7 +17,7 @@ pub(super) struct Short {
 
 impl Short {
     pub(super) fn of(result: &BenchResult) -> Self {
-        let models: BTreeSet<&str> = result.sessions.iter().map(|session| session.subject.model.as_str()).collect();
+        let models = distinct(result.sessions.iter().map(|session| session.subject.model.as_str()));
         let names = short_names(models.into_iter());
         let mut result = result.clone();
         let subjects = [

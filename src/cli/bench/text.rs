@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::words::clock;
+use super::{distinct, words::clock};
 use crate::{
     cli::table::{counted, size, table},
     latency::{
@@ -172,8 +172,7 @@ fn times(result: &BenchResult) -> String {
 /// Who updated caches in place, where that was asked for.
 pub(super) fn in_place(result: &BenchResult) -> Option<String> {
     let who = |row: &Row| place(&row.subject, None);
-    let own: BTreeSet<String> = result.rows.iter().filter(|row| row.in_place).map(who).collect();
-    let own = own.into_iter().collect::<Vec<_>>().join("; ");
+    let own = distinct(result.rows.iter().filter(|row| row.in_place).map(who)).join("; ");
     let note = || format!("Caches in place (past and present are one buffer): {own}. All others make new outputs.");
     result.receipt.options.in_place.then(note)
 }

@@ -11,7 +11,7 @@ use crate::report::{
 };
 
 const TOP: f64 = 22.0;
-const LABEL: usize = 36;
+const LABEL: usize = 40;
 /// Opacity of the smallest value; below it a cell could not be told from the page.
 const FAINTEST: f64 = 0.04;
 
