@@ -52,7 +52,8 @@ pub(super) struct ProfileArguments {
     /// List the tokens of every expert in the table too; --json and --report always do
     #[arg(long)]
     pub(super) pmi: bool,
-    /// fairseq dictionary that names the token ids, in place of the vocabulary in the model's folder
+    /// fairseq dictionary that names token ids in the result, in place of the vocabulary in the model's folder; text is
+    /// split by that vocabulary alone
     #[arg(long, value_name = "FILE")]
     pub(super) dict: Option<PathBuf>,
     /// What runs the model

@@ -183,7 +183,11 @@ fn of_text<'a>(
         return Err(refused("is half a model", "profile the folder, whose encoder reads the text"));
     }
     let help = "give token ids with --format ids, or named tensors in a .safetensors file";
-    vocabulary.ok_or_else(|| refused(NO_VOCABULARY, help))
+    let what = match arguments.dict {
+        Some(_) => format!("{NO_VOCABULARY}; --dict names token ids, and splits no text"),
+        None => NO_VOCABULARY.to_owned(),
+    };
+    vocabulary.ok_or_else(|| refused(&what, help))
 }
 
 const NO_VOCABULARY: &str = if cfg!(feature = "tokenizers") {

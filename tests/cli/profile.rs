@@ -383,6 +383,9 @@ fn a_dictionary_of_another_model_is_refused() {
     masked.accepts("ck -o m.onnx");
     masked.write("lines.ids", "4 5 6\n");
     fs::copy(data("mlm/dict.txt"), masked.path("dict.txt")).unwrap();
+    masked.write("lines.txt", "text\n");
+    let says = ["MOA-E0201", "lines.txt is text, and ", "; --dict names token ids, and splits no text"];
+    masked.refuses("profile m.onnx --inputs lines.txt --dict dict.txt", 2, &says);
     masked.accepts("profile m.onnx --inputs lines.ids --dict dict.txt");
     fs::copy(data("nmt/dict.txt"), masked.path("dict.txt")).unwrap();
     masked.refuses("profile m.onnx --inputs lines.ids --dict dict.txt", 3, &["m.onnx knows 67"]);
