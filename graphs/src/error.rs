@@ -15,6 +15,8 @@ pub enum ImportError {
         tensor: String,
         /// Shape that it should have.
         expected: String,
+        /// A stored name that is this one with more before or within it.
+        longer: Option<String>,
     },
     /// A tensor has another shape than the configuration says.
     #[error("{origin}: tensor \"{tensor}\" has shape {found}, expected {expected}")]

@@ -104,20 +104,30 @@ fn jetmoe_without_prefixes_and_with_frequencies() {
     scene.refuses("mixed -o out2", 3, &["model.embed_tokens.weight", "is missing"]);
 }
 
-/// As PyTorch's parallel modules name their state.
+/// As PyTorch's parallel and compiled modules name their state.
 #[test]
-fn names_of_parallel_modules() {
+fn names_of_parallel_and_compiled_modules() {
     for plain in [Model::read("jetmoe/bf16"), Model::translator()] {
         let scene = Scene::with(&plain);
         let expected = exported(&scene, "ck", "out");
-        let mut wrapped = plain.clone();
-        wrapped.tensors =
-            plain.tensors.iter().map(|(name, tensor)| (format!("module.{name}"), tensor.clone())).collect();
-        wrapped.write(&scene.path("wrapped"));
-        assert!(exported(&scene, "wrapped", "from_wrapped") == expected);
-        wrapped.tensors.insert("other.weight".into(), Stored::floats(&[1], &[0.0]));
-        wrapped.write(&scene.path("mixed"));
-        scene.refuses("mixed -o out2", 3, &["is missing"]);
+        let renamed = |rename: &dyn Fn(&str) -> String| {
+            let tensors = plain.tensors.iter().map(|(name, tensor)| (rename(name), tensor.clone())).collect();
+            Model { tensors, ..plain.clone() }
+        };
+        for (index, held) in ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."].into_iter().enumerate()
+        {
+            let mut wrapped = renamed(&|name| format!("{held}{name}"));
+            wrapped.write(&scene.path(&format!("wrapped{index}")));
+            assert!(
+                exported(&scene, &format!("wrapped{index}"), &format!("from_wrapped{index}")) == expected,
+                "{held}"
+            );
+            wrapped.tensors.insert("other.weight".into(), Stored::floats(&[1], &[0.0]));
+            wrapped.write(&scene.path("mixed"));
+            scene.refuses("mixed -o out2", 3, &["is missing", &format!("help: the checkpoint has \"{held}")]);
+        }
+        renamed(&|name| name.replace(".layers.0.", ".layers.0._orig_mod.")).write(&scene.path("inner"));
+        scene.refuses("inner -o out2", 3, &["is missing", "help: the checkpoint has \"", ".layers.0._orig_mod."]);
     }
 }
 
@@ -144,6 +154,7 @@ fn aliases_have_the_prefixes_of_their_tensors() {
         let expected = write(&of("full"), &full);
         assert!(write(&of("bare"), &bare) == expected, "{kept}");
         assert!(write(&of("module"), &|name| format!("module.{name}")) == expected, "{kept}");
+        assert!(write(&of("compiled"), &|name| format!("module._orig_mod.{name}")) == expected, "{kept}");
         assert!(write(&of("both"), &|name| format!("module.{}", bare(name))) == expected, "{kept}");
     }
 }

@@ -108,16 +108,17 @@ fn resaved(folder: &Path, prefix: &str, changed: &[(&str, Py)]) -> Vec<u8> {
     zip(&root(Py::Dict(tensors), namespace(Py::Dict(keys))).pickle(), &storages)
 }
 
-/// Exports the same checkpoint as it is and as PyTorch's parallel modules name it.
+/// Exports the same checkpoint as it is and as PyTorch's parallel and compiled modules name it.
 #[track_caller]
 fn assert_prefix_is_no_part(folder: &Path, changed: &[(&str, Py)]) {
     let place = tempfile::tempdir().unwrap();
-    let [plain, parallel] = ["", "module."].map(|prefix| {
+    let [plain, parallel, compiled] = ["", "module.", "_orig_mod."].map(|prefix| {
         let path = place.path().join(format!("{prefix}pt"));
         fs::write(&path, resaved(folder, prefix, changed)).unwrap();
         path
     });
     assert_same_export(&parallel, &plain);
+    assert_same_export(&compiled, &plain);
 }
 
 /// Tied tensors are asked for under all of their names where the configuration does not tie them.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use super::Config;
+use super::{COMPILED_PREFIX, Config};
 use crate::{FloatType, ImportError, Runs, TensorDirectory, Weight, WeightError};
 
 /// A dimension that is known, or any (`None`).
@@ -50,11 +50,21 @@ impl<'a> Importer<'a> {
                 origin: self.tensors.origin().into(),
                 tensor: self.stored_name(name),
                 expected: pattern_text(pattern),
+                longer: self.longer(name),
             });
         };
         self.check_shape(name, &weight, pattern)?;
         self.taken.insert(name.into());
         Ok(weight)
+    }
+
+    /// The stored name of a tensor that is called `name` where nothing holds the model or a part of it.
+    fn longer(&self, name: &str) -> Option<String> {
+        let is_behind = |stored: &&&str| {
+            let before = stored.strip_suffix(name);
+            before.is_some_and(|before| before.ends_with('.')) || stored.replace(COMPILED_PREFIX, "") == name
+        };
+        self.tensors.names().iter().find(is_behind).map(|stored| self.stored_name(stored))
     }
 
     /// `stated` by the configuration where tensors are synthetic, else whatever the stored tensor has.

@@ -26,11 +26,37 @@ use self::renamed::{Naming, Renamed};
 use crate::{ImportError, TensorDirectory, model::Model};
 
 /// Before every name of a model that `DistributedDataParallel` or `DataParallel` of PyTorch held.
-pub const PARALLEL_PREFIX: &str = "module.";
-const PARALLEL: Naming = Naming {
-    rename: |stored| stored.strip_prefix(PARALLEL_PREFIX).unwrap_or(stored).into(),
-    restore: |name| format!("{PARALLEL_PREFIX}{name}"),
-};
+const PARALLEL_PREFIX: &str = "module.";
+
+/// Before every name of a model that `torch.compile` made.
+const COMPILED_PREFIX: &str = "_orig_mod.";
+
+/// What PyTorch puts before every name of a model that something holds, with the names without it.
+const HOLDERS: [(&str, Naming); 2] = [
+    (
+        PARALLEL_PREFIX,
+        Naming {
+            rename: |stored| stored.strip_prefix(PARALLEL_PREFIX).unwrap_or(stored).into(),
+            restore: |name| format!("{PARALLEL_PREFIX}{name}"),
+        },
+    ),
+    (
+        COMPILED_PREFIX,
+        Naming {
+            rename: |stored| stored.strip_prefix(COMPILED_PREFIX).unwrap_or(stored).into(),
+            restore: |name| format!("{COMPILED_PREFIX}{name}"),
+        },
+    ),
+];
+
+/// Most holders, one in another, whose prefixes are taken off.
+const MOST_HOLDERS: usize = 3;
+
+/// The name of a tensor without what its holders put before it.
+pub fn without_holders(name: &str) -> &str {
+    (0..MOST_HOLDERS)
+        .fold(name, |name, _| HOLDERS.iter().find_map(|(prefix, _)| name.strip_prefix(prefix)).unwrap_or(name))
+}
 
 /// What the user may say about a model beyond its checkpoint and configuration.
 #[derive(Debug, Clone, Copy, Default)]
@@ -100,11 +126,23 @@ pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOpt
     if !tensors.is_synthetic() && config.flag_or("expert_bias", false)? {
         return Err(config.unsupported("\"expert_bias\": true".into()));
     }
+    import_held(family, MOST_HOLDERS, config, tensors, options)
+}
+
+/// A model with at most so many holders, each of which has its prefix before every name.
+fn import_held(
+    family: &Family,
+    holders: usize,
+    config: &Config,
+    tensors: &dyn TensorDirectory,
+    options: ImportOptions,
+) -> Result<Model, ImportError> {
     let names = tensors.names();
-    if names.is_empty() || !names.iter().all(|name| name.starts_with(PARALLEL_PREFIX)) {
-        return (family.import)(config, tensors, options);
+    let holds = |prefix: &str| !names.is_empty() && names.iter().all(|name| name.starts_with(prefix));
+    match HOLDERS.into_iter().find(|(prefix, _)| holders > 0 && holds(prefix)) {
+        Some((_, naming)) => import_held(family, holders - 1, config, &Renamed::new(tensors, naming), options),
+        None => (family.import)(config, tensors, options),
     }
-    (family.import)(config, &Renamed::new(tensors, PARALLEL), options)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moa_graphs::families::{Config, PARALLEL_PREFIX, model_types};
+use moa_graphs::families::{Config, model_types, without_holders};
 use serde_json::{Map, Number, Value as Json, json};
 
 use super::{
@@ -103,7 +103,7 @@ impl<'a, 'p> Keys<'a, 'p> {
     }
 
     fn family(&self, architecture: Option<&str>, tensors: &StateDict<'_>) -> Result<&'static str, CheckpointError> {
-        let mut names = tensors.tensors.keys().map(|name| name.strip_prefix(PARALLEL_PREFIX).unwrap_or(name));
+        let mut names = tensors.tensors.keys().map(|name| without_holders(name));
         if names.any(|name| name.starts_with(ROBERTA) && name.ends_with(ROUTER)) {
             return Ok(model_types::MOA_ROBERTA);
         }

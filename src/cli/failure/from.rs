@@ -124,6 +124,13 @@ impl From<ImportError> for Failure {
                 message,
                 Some("the configuration may name another family or fewer layers than the checkpoint has"),
             ),
+            ImportError::MissingTensor { tensor, longer: Some(longer), .. } => {
+                let help = format!(
+                    "the checkpoint has \"{longer}\"; save the state_dict() of the model itself, or rename its tensors, \
+                     so that it is \"{tensor}\""
+                );
+                Self::new(Code::OtherConfig, message, Some(&help))
+            }
             _ => Self::new(
                 Code::OtherConfig,
                 message,
