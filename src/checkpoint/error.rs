@@ -236,6 +236,8 @@ pub enum CheckpointError {
         file: String,
         /// What it holds.
         found: String,
+        /// The key of a dictionary of tensors in it.
+        part: Option<String>,
     },
     /// A shard holds a checkpoint of its own.
     #[error("{file}: is a checkpoint of fairseq, expected a dictionary of tensors, as shards are")]
@@ -357,6 +359,9 @@ impl CheckpointError {
             Self::Unsupported { .. } => {
                 "give a checkpoint of an MoA model that was saved with the defaults of torch.save; where fairseq's \
                  architecture is your own name for upstream's model, name a configuration with --config FILE"
+            }
+            Self::NoTensors { file, part: Some(part), .. } => {
+                return Some(super::file_help::help_with_part(file, part));
             }
             Self::NoTensors { .. } => {
                 "give the checkpoint that fairseq wrote, or save the model's state_dict() alone, beside its config.json"

@@ -28,6 +28,16 @@ pub(super) fn help(kind: FileKind, file: &str) -> Option<String> {
     Some(help.into())
 }
 
+/// How to save the tensors that lie under the key `part` of a dictionary in the PyTorch file `file`.
+pub(super) fn help_with_part(file: &str, part: &str) -> String {
+    let is_plain = part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'));
+    if !is_plain {
+        return "save the dictionary of tensors in it alone, beside the model's config.json".into();
+    }
+    let loaded = format!(r#"torch.load(sys.argv[1], map_location="cpu", weights_only=False)["{part}"]"#);
+    format!("save its {part:?} alone, beside the model's config.json, {}", saved_again("sys", &loaded, file))
+}
+
 /// The command that loads `file` in Python, which executes what it says, and saves it as `torch.save` does today; a
 /// shard keeps the name that its index knows.
 fn saved_again(modules: &str, loaded: &str, file: &str) -> String {

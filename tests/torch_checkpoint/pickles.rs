@@ -250,10 +250,21 @@ fn roots_without_a_model_are_unsupported() {
 #[test]
 fn tensors_that_lie_deeper_are_not_looked_for() {
     let weight = || whole("FloatStorage", "0", 1);
-    for root in [Py::List(vec![weight()]), dict([("state_dict", dict([("weight", weight())]))]), weight()] {
-        let error = open_bytes(&tempfile::tempdir().unwrap(), &zip(&root.pickle(), &[])).unwrap_err();
+    let error = |root: Py| open_bytes(&tempfile::tempdir().unwrap(), &zip(&root.pickle(), &[])).unwrap_err();
+    for root in [Py::List(vec![weight()]), weight(), dict([("epoch", Py::Int(3))])] {
+        let error = error(root);
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.help().unwrap().contains("state_dict() alone"));
+    }
+    for (key, help) in [
+        ("state_dict", "save its \"state_dict\" alone, beside the model's config.json, where you trust the file, "),
+        ("state_dict", "weights_only=False)[\"state_dict\"], sys.argv[2])' "),
+        ("it's", "save the dictionary of tensors in it alone, beside the model's config.json"),
+    ] {
+        let error = error(dict([("epoch", Py::Int(3)), (key, dict([("weight", weight())]))]));
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains(&format!("(a dictionary of \"epoch\", \"{key}\")")), "{error}");
+        assert!(error.help().unwrap().contains(help), "{error}");
     }
 }
 

@@ -219,6 +219,20 @@ fn read_entry<R: Read + Seek>(
     if crc.value() == entry.crc { Ok(bytes) } else { Err(source.malformed(wrong_checksum(name))) }
 }
 
+/// The error of a file whose root is no dictionary of tensors.
+fn without_tensors(file: &str, pickle: &Pickle) -> CheckpointError {
+    let entries = pickle.entries(pickle.root).unwrap_or_default();
+    let keys: Vec<_> = entries.iter().filter_map(|(key, value)| Some((pickle.text(*key)?, *value))).collect();
+    let mut found = pickle.kind(pickle.root);
+    if !keys.is_empty() {
+        found = format!("{found} of {}", listed(keys.iter().map(|(key, _)| *key)));
+    }
+    let holds =
+        |value| pickle.entries(value).into_iter().flatten().any(|(_, part)| tensors::is_made_as_one(pickle, part));
+    let part = keys.iter().find(|(_, value)| holds(*value)).map(|(key, _)| (*key).to_owned());
+    CheckpointError::NoTensors { file: file.into(), found, part }
+}
+
 /// State dictionary and other parts of a checkpoint.
 struct Model<'a, 'p> {
     file: &'a str,
@@ -238,7 +252,7 @@ impl<'a, 'p> Model<'a, 'p> {
         let (place, value, keys) = match inner.filter(|value| !tensors::is_made_as_one(pickle, *value)) {
             Some(value) => ("\"model\"", value, keys.filter(Keys::has_configuration)),
             None if has_tensors => (ROOT, pickle.root, None),
-            None => return Err(CheckpointError::NoTensors { file: file.into(), found: pickle.kind(pickle.root) }),
+            None => return Err(without_tensors(file, pickle)),
         };
         let dict = StateDict::new(file, pickle, value, place, repeats)?;
         Ok(Self { file, keys, place, dict })
