@@ -51,6 +51,20 @@ fn one_tensor_is_told_as_one() {
     assert!(printed.contains(" values in 1 tensor of int8, "), "{printed}");
 }
 
+/// Shapes, types and operators stand in the model; other commands need its values.
+#[test]
+fn a_graph_is_inspected_without_its_data_file() {
+    let scene = Scene::with_fixture("nmt");
+    scene.accepts("ck -o out --external-data always");
+    let whole = scene.accepts("inspect out");
+    fs::remove_file(scene.path("out/decoder_model.onnx.data")).unwrap();
+    let outcome = scene.moa("inspect out");
+    let told = "note: out/decoder_model.onnx.data is not there; what is shown of its weights is what the model says\n";
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), told));
+    assert_eq!(outcome.stdout, whole);
+    scene.refuses("run out/decoder_model.onnx --random", 5, &["MOA-E0503", "decoder_model.onnx.data"]);
+}
+
 /// A value of metadata that others wrote is one line, whatever it holds.
 #[test]
 fn metadata_makes_no_lines() {

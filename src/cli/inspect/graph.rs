@@ -13,8 +13,8 @@ use crate::{
     },
     inspect::{File, GraphInspection, GraphPart, Lengths, Signature, inspect_graphs, model_files},
     onnx::{
-        read::{begins_as_model, dims_text},
-        read_model,
+        OnnxFile,
+        read::{begins_as_model, dims_text, read_model_without_data},
     },
 };
 
@@ -33,7 +33,10 @@ pub(super) fn print(path: &Path, lengths: Lengths, arguments: &InspectArguments)
     for other in &paths.others {
         note(&format!("{} is not counted; give the file itself", other.display()));
     }
-    let files = paths.model.iter().map(|path| read_model(path)).collect::<Result<Vec<_>, _>>()?;
+    let files = paths.model.iter().map(|path| read_model_without_data(path)).collect::<Result<Vec<_>, _>>()?;
+    for absent in files.iter().flat_map(OnnxFile::absent_data_files) {
+        note(&format!("{} is not there; what is shown of its weights is what the model says", absent.display()));
+    }
     lengths_count(arguments, |lengths| inspect_graphs(&files, lengths).total)?;
     let inspection = inspect_graphs(&files, lengths);
     Ok(match arguments.json {

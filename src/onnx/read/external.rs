@@ -1,6 +1,6 @@
 //! Weights in files beside the model: one plain name, one regular file, exact bounds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::Path;
@@ -12,9 +12,20 @@ use super::tensor;
 use crate::files::{is_plain_name, read_exact_at};
 use crate::onnx::proto::{StringStringEntryProto, TensorProto};
 
-/// Data files of a model, open.
+/// Data files of a model.
 #[derive(Debug, Default)]
-pub(super) struct DataFiles(BTreeMap<String, (File, u64)>);
+pub(super) struct DataFiles {
+    open: BTreeMap<String, (File, u64)>,
+    /// Those that are not there.
+    absent: BTreeSet<String>,
+}
+
+/// What becomes of a data file that is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Absent {
+    Refused,
+    LeftOut,
+}
 
 /// Where the values of one tensor lie.
 struct Extent<'a> {
@@ -25,13 +36,26 @@ struct Extent<'a> {
 
 impl DataFiles {
     /// Opens the data files of `tensors`, which must lie beside the model at `path`.
-    pub(super) fn open<'a>(path: &Path, tensors: impl IntoIterator<Item = &'a TensorProto>) -> Result<Self, ReadError> {
+    pub(super) fn open<'a>(
+        path: &Path,
+        tensors: impl IntoIterator<Item = &'a TensorProto>,
+        absent: Absent,
+    ) -> Result<Self, ReadError> {
         let mut files = Self::default();
         for tensor in tensors.into_iter().filter(|tensor| !tensor.external_data.is_empty()) {
             let extent = Extent::parse(tensor).map_err(|fault| fault.at(path))?;
-            if !files.0.contains_key(extent.location) {
-                let file = open_beside(path, extent.location)?;
-                files.0.insert(extent.location.to_owned(), file);
+            if files.absent.contains(extent.location) {
+                continue;
+            }
+            if !files.open.contains_key(extent.location) {
+                let file = match open_beside(path, extent.location) {
+                    Err(ReadError::NoData { .. }) if absent == Absent::LeftOut => {
+                        files.absent.insert(extent.location.to_owned());
+                        continue;
+                    }
+                    file => file?,
+                };
+                files.open.insert(extent.location.to_owned(), file);
             }
             files.bounds(tensor, &extent).map_err(|fault| fault.at(path))?;
         }
@@ -40,16 +64,25 @@ impl DataFiles {
 
     /// Whether the model has no data file.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.open.is_empty() && self.absent.is_empty()
     }
 
     /// Names of the files, in order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.open.keys().map(String::as_str)
+    }
+
+    /// Names of those that are not there.
+    pub(super) fn absent(&self) -> impl Iterator<Item = &str> {
+        self.absent.iter().map(String::as_str)
     }
 
     /// The values of a tensor.
     pub(super) fn values(&self, path: &Path, tensor: &TensorProto) -> Result<Bytes, ReadError> {
+        let location = Extent::parse(tensor).map_err(|fault| fault.at(path))?.location;
+        if self.absent.contains(location) {
+            return Err(ReadError::NoData { path: path.to_owned(), data: path.with_file_name(location) });
+        }
         let size = tensor::byte_size(tensor).map_err(|fault| fault.at(path))?;
         let mut bytes = Vec::new();
         if bytes.try_reserve_exact(size).is_err() {
@@ -79,7 +112,7 @@ impl DataFiles {
             Ok(extent)
         };
         let extent = bounded().map_err(|fault| fault.at(path))?;
-        if let Some((file, _)) = self.0.get(extent.location) {
+        if let Some((file, _)) = self.open.get(extent.location) {
             read_exact_at(file, bytes, extent.offset + start as u64)
                 .map_err(|error| ReadError::io(&path.with_file_name(extent.location), error))?;
         }
@@ -90,7 +123,7 @@ impl DataFiles {
     fn bounds(&self, tensor: &TensorProto, extent: &Extent<'_>) -> Result<usize, Fault> {
         let size = tensor::byte_size(tensor)?;
         let needed = size as u64;
-        let available = self.0.get(extent.location).map_or(0, |(_, length)| *length);
+        let available = self.open.get(extent.location).map_or(0, |(_, length)| *length);
         let rest = available.checked_sub(extent.offset);
         let length = extent.length.or(rest);
         if length != Some(needed) {
@@ -216,7 +249,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = File::create(folder.path().join("w.data")).unwrap();
         file.set_len(4).unwrap();
-        let files = DataFiles(BTreeMap::from([("w.data".to_owned(), (file, 4))]));
+        let files = DataFiles { open: BTreeMap::from([("w.data".to_owned(), (file, 4))]), ..DataFiles::default() };
         let location = StringStringEntryProto { key: "location".into(), value: "w.data".into() };
         let tensor = TensorProto {
             name: "w".into(),

@@ -36,7 +36,7 @@ pub use dims::{Dim, dims_text};
 pub(crate) use dims::{sum, terms};
 use error::Fault;
 pub use error::ReadError;
-use external::DataFiles;
+use external::{Absent, DataFiles};
 pub(super) use limits::MAX_DECODED;
 pub use lookups::PositionTable;
 pub(crate) use operator_node::{module_of, operator_input, operator_of};
@@ -120,11 +120,22 @@ impl Index {
 /// Where the file cannot be read, contradicts the ONNX specification, is newer than this program, or exceeds a
 /// limit.
 pub fn read_model(path: &Path) -> Result<OnnxFile, ReadError> {
+    OnnxFile::check(path.to_owned(), decoded(path)?, false, Absent::Refused)
+}
+
+/// As [`read_model`], for those who need no values of weights: [`OnnxFile::absent_data_files`] may be missing.
+///
+/// # Errors
+///
+/// As of [`read_model`].
+pub(crate) fn read_model_without_data(path: &Path) -> Result<OnnxFile, ReadError> {
+    OnnxFile::check(path.to_owned(), decoded(path)?, false, Absent::LeftOut)
+}
+
+fn decoded(path: &Path) -> Result<ModelProto, ReadError> {
     let bytes = read_file(path)?;
     limits::check(&bytes).map_err(|fault| other_format(&bytes).unwrap_or(fault).at(path))?;
-    let model =
-        ModelProto::decode(bytes).map_err(|error| Fault::malformed(format!("not an ONNX model: {error}")).at(path))?;
-    OnnxFile::check(path.to_owned(), model, false)
+    ModelProto::decode(bytes).map_err(|error| Fault::malformed(format!("not an ONNX model: {error}")).at(path))
 }
 
 /// What the bytes are of, where they are no ONNX model and that is known.
@@ -176,11 +187,11 @@ fn read_file(path: &Path) -> Result<Bytes, ReadError> {
 }
 
 impl OnnxFile {
-    fn check(path: PathBuf, mut model: ModelProto, modified: bool) -> Result<Self, ReadError> {
+    fn check(path: PathBuf, mut model: ModelProto, modified: bool, absent: Absent) -> Result<Self, ReadError> {
         structure::check(&model).and_then(|()| names::check(&model)).map_err(|fault| fault.at(&path))?;
         let cut = normal::normalise(&mut model);
         let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
-        let data = Arc::new(DataFiles::open(&path, tensors)?);
+        let data = Arc::new(DataFiles::open(&path, tensors, absent)?);
         Ok(Self { path, model, modified, cut, data, index: OnceLock::new() })
     }
 
@@ -196,7 +207,7 @@ impl OnnxFile {
     ///
     /// Where `model` does not pass the checks of [`read_model`].
     pub fn with_model(&self, model: ModelProto) -> Result<Self, ReadError> {
-        Self::check(self.path.clone(), model, true)
+        Self::check(self.path.clone(), model, true, Absent::Refused)
     }
 
     /// Where the model was read from.
@@ -233,6 +244,11 @@ impl OnnxFile {
     /// Files of weights beside the model, by name.
     pub fn data_files(&self) -> Vec<PathBuf> {
         self.data.names().map(|name| self.path.with_file_name(name)).collect()
+    }
+
+    /// Files of weights that the model names and that are not there, where it was read without them.
+    pub(crate) fn absent_data_files(&self) -> impl Iterator<Item = PathBuf> {
+        self.data.absent().map(|name| self.path.with_file_name(name))
     }
 
     /// The model file, and those of its weights.
