@@ -78,7 +78,9 @@ pub(super) fn run(arguments: &GenerateArguments, interruption: &Interruption) ->
     let mut generator = TextGenerator::open(&arguments.folder, options)?;
     drop(loading);
     generator.generate(&[], &arguments.text.options())?;
-    note_settings(&generator, &arguments.text);
+    if arguments.text.token_ids || generator.tokenizer().is_some() {
+        note_settings(&generator, &arguments.text);
+    }
     if let Some(tokenizer) = generator.tokenizer().filter(|_| !arguments.text.token_ids) {
         note_of_contradiction(tokenizer, "generate");
         note_of_size(tokenizer, generator.symbols());
@@ -108,8 +110,9 @@ fn note_settings(generator: &TextGenerator, arguments: &TextArguments) {
     let is_drawn = temperature > 0.0;
     if !generator.has_end() && !ignore_eos {
         note(&format!(
-            "no token ends a text by `eos_token_id` of {GENAI_CONFIG}, else of {GENERATION_CONFIG} or {CONFIG}: each \
-             has {max_new} more; exports to a folder have what the checkpoint says, but for tokens that the model lacks"
+            "no token ends a text by `eos_token_id` of {GENAI_CONFIG}, else of {GENERATION_CONFIG} or {CONFIG}: every \
+             text gets all {max_new} new tokens; exports to a folder have what the checkpoint says, but for tokens \
+             that the model lacks"
         ));
     }
     let GenerationSettings { file, keys } = generator.settings();

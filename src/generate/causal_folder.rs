@@ -46,7 +46,7 @@ pub(super) struct CausalFolder {
     pub(super) vocabulary: Option<usize>,
     /// Most tokens of a row, where the folder says so.
     pub(super) context: Option<usize>,
-    /// Tokens that end a text.
+    /// Tokens of the vocabulary that end a text.
     pub(super) eos: Vec<i64>,
     pub(super) pad: i64,
     pub(super) settings: GenerationSettings,
@@ -158,8 +158,9 @@ impl CausalFolder {
         };
         check(&graph, &names).map_err(refused)?;
         let vocabulary = check_logits(&graph, &names.logits).map_err(refused)?;
-        let eos = configs.eos()?;
-        let pad = configs.token_ids("pad_token_id")?.and_then(|ids| ids.first().copied());
+        let is_known = |id: &i64| usize::try_from(*id).is_ok_and(|id| vocabulary.is_none_or(|all| id < all));
+        let eos: Vec<i64> = configs.eos()?.into_iter().filter(is_known).collect();
+        let pad = configs.token_ids("pad_token_id")?.and_then(|ids| ids.first().copied().filter(is_known));
         let pad = pad.or(eos.first().copied()).unwrap_or_default();
         let settings = configs.settings();
         // Other programs may have left positions in the graph; an export without them takes rows of any length.

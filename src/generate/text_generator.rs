@@ -185,7 +185,7 @@ impl TextGenerator {
         self.caches.shared()
     }
 
-    /// Whether the folder says which tokens end a text.
+    /// Whether the folder says which tokens of the model end a text.
     pub const fn has_end(&self) -> bool {
         !self.eos.is_empty()
     }
