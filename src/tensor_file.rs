@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 
-use crate::file_kind::{FileKind, recognise};
+use crate::file_kind::{FileKind, PREFIX, names_pickle, recognise};
 use crate::files::read_whole;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
@@ -37,6 +37,14 @@ pub enum TensorFileError {
         /// Which of its files it is.
         kind: &'static str,
     },
+    /// The bytes are those of a file of another kind.
+    #[error("{} is {kind}, expected a safetensors file", .path.display())]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        kind: FileKind,
+    },
     /// A tensor has a type that no graph takes.
     #[error("{}: tensor \"{tensor}\" is {dtype:?}; graphs take F16, F32, I32 and I64", .path.display())]
     Dtype {
@@ -52,6 +60,9 @@ pub enum TensorFileError {
     Encode(SafeTensorError),
 }
 
+/// What [`TensorFileError::Numpy`] calls a file of one array, which has no name.
+pub(crate) const NUMPY_ARRAY: &str = "an array (.npy)";
+
 /// Reads the tensors of `path`.
 ///
 /// # Errors
@@ -62,8 +73,10 @@ pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
     if let Some(kind) = numpy_kind(&bytes) {
         return Err(TensorFileError::Numpy { path: path.into(), kind });
     }
-    let file =
-        SafeTensors::deserialize(&bytes).map_err(|source| TensorFileError::Malformed { path: path.into(), source })?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|source| match other_kind(&bytes) {
+        Some(kind) => TensorFileError::Other { path: path.into(), kind },
+        None => TensorFileError::Malformed { path: path.into(), source },
+    })?;
     let mut tensors = NamedTensors::new();
     for (name, view) in file.iter() {
         let data = decode(&view).ok_or_else(|| TensorFileError::Dtype {
@@ -80,12 +93,20 @@ pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
     Ok(tensors)
 }
 
+/// What `bytes` are that are no safetensors file, where that is known.
+fn other_kind(bytes: &[u8]) -> Option<FileKind> {
+    let start = bytes.get(..bytes.len().min(PREFIX)).unwrap_or_default();
+    match recognise(start)? {
+        FileKind::Zip if names_pickle(start) => Some(FileKind::Torch),
+        kind => Some(kind),
+    }
+}
+
 /// Which file of NumPy `bytes` are: one array, or a zip archive that begins with one.
 fn numpy_kind(bytes: &[u8]) -> Option<&'static str> {
-    const SEARCHED: usize = 512;
-    let start = bytes.get(..bytes.len().min(SEARCHED)).unwrap_or_default();
+    let start = bytes.get(..bytes.len().min(PREFIX)).unwrap_or_default();
     match recognise(start)? {
-        FileKind::Npy => Some("an array (.npy)"),
+        FileKind::Npy => Some(NUMPY_ARRAY),
         FileKind::Zip if start.windows(4).any(|name| name == b".npy") => Some("an archive (.npz)"),
         _ => None,
     }

@@ -195,9 +195,15 @@ fn note_of_pieces(report: &ExportReport) -> Result<(), Failure> {
 /// or not what its configuration says.
 #[cfg(feature = "tokenizers")]
 fn note_of_tokenizer(report: &ExportReport) {
+    /// Tokenizers of transformers that are no `tokenizer.json`.
+    const SOURCES: [&str; 2] = ["tokenizer.model", "vocab.json"];
     let Some(folder) = file_of(report, GENAI_CONFIG).map(folder_of) else { return };
     let why = match HubTokenizer::read(folder) {
         Ok(Some(tokenizer)) => return note_of_contradiction(&tokenizer, "generate"),
+        Ok(None) if SOURCES.iter().any(|name| folder.join(name).exists()) => format!(
+            "no {TOKENIZER_FILE} lies beside the checkpoint; transformers makes it of the files there: \
+             AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        ),
         Ok(None) => format!("no {TOKENIZER_FILE} lies beside the checkpoint"),
         Err(error) => error.to_string(),
     };

@@ -333,4 +333,10 @@ fn a_tokenizer_that_cannot_be_read_is_noted() {
         let outcome = scene.moa(line);
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), told), "{line}");
     }
+    scene.write("ck/tokenizer.model", "pieces");
+    let outcome = scene.moa("ck -o pieces");
+    let told = "note: no tokenizer.json lies beside the checkpoint; transformers makes it of the files there: \
+                AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER); `generate` takes token ids with \
+                --token-ids alone\n";
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), told));
 }

@@ -386,10 +386,21 @@ fn arrays_of_numpy_are_named() {
         b"PK\x03\x04\x2d\0\0\0\0\0\0\0\x21\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x0d\0\0\0input_ids.npy",
     );
     scene.write("in.npy", b"\x93NUMPY\x01\0v\0{'descr': '<i8'}");
-    for (name, kind) in [("in.npz", "an archive (.npz)"), ("in.npy", "an array (.npy)")] {
+    let [by_name, alone] = ["save_file(dict(numpy.load(\"in.npz\"))", "save_file({\"INPUT\": numpy.load(\"in.npy\")}"];
+    for (name, kind, help) in [("in.npz", "an archive (.npz)", by_name), ("in.npy", "an array (.npy)", alone)] {
         let told = format!("{name} is {kind} of NumPy, expected a safetensors file");
         let line = format!("run m.onnx --inputs {name} --outputs o");
-        scene.refuses(&line, 3, &[&told, "help: ", "safetensors.numpy import save_file"]);
+        scene.refuses(&line, 3, &[&told, "help: ", "safetensors.numpy import save_file", help]);
+    }
+    scene.write("in.json", "{\"input_ids\": [[4, 5]]}");
+    scene.write("in.pt", b"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x0b\0\0\0in/data.pkl");
+    for (name, kind) in [("in.json", "a JSON text"), ("in.pt", "a PyTorch file")] {
+        let told = format!("{name} is {kind}, expected a safetensors file");
+        scene.refuses(
+            &format!("run m.onnx --inputs {name} --outputs o"),
+            3,
+            &["MOA-E0319", &told, "help: named tensors"],
+        );
     }
 }
 

@@ -19,12 +19,15 @@ use crate::{
     parity::{AuditError, VerifyError},
     profile::ProfileError,
     shell::{path_word, word},
-    tensor_file::TensorFileError,
+    tensor_file::{NUMPY_ARRAY, TensorFileError},
     text::TextError,
 };
 
 const NUMPY_HELP: &str = "save its arrays by name as one safetensors file: from safetensors.numpy import save_file; \
                           save_file(dict(numpy.load(\"in.npz\")), \"in.safetensors\")";
+
+const NUMPY_ARRAY_HELP: &str = "save it under its input's name as a safetensors file: from safetensors.numpy import \
+                                save_file; save_file({\"INPUT\": numpy.load(\"in.npy\")}, \"in.safetensors\")";
 
 const WRITTEN: &str = "give what `moa-export CHECKPOINT -o OUT` wrote";
 
@@ -345,6 +348,7 @@ impl From<TensorFileError> for Failure {
         };
         let help = match &error {
             TensorFileError::Io { source, .. } => help_with(source),
+            TensorFileError::Numpy { kind: NUMPY_ARRAY, .. } => Some(NUMPY_ARRAY_HELP),
             TensorFileError::Numpy { .. } => Some(NUMPY_HELP),
             _ => Some("named tensors are one .safetensors file, for inputs with a tensor per graph input"),
         };
