@@ -435,7 +435,7 @@ fn weights_that_are_gone_are_named_with_their_model() {
     scene.accepts("ck -o m.onnx --external-data always");
     fs::rename(scene.path("m.onnx"), scene.path("n.onnx")).unwrap();
     fs::remove_file(scene.path("m.onnx.data")).unwrap();
-    scene.refuses("inspect n.onnx", 5, &["n.onnx: its weights lie in m.onnx.data", "help: copy it beside"]);
+    scene.refuses("run n.onnx --random", 5, &["n.onnx: its weights lie in m.onnx.data", "help: copy it beside"]);
 }
 
 #[test]
