@@ -40,13 +40,13 @@ pub use sampler::{Budget, End, Series, nanoseconds};
 pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, inputs_at, tokens};
 pub use statistics::{Estimate, Summary, Times, median};
 pub use steering::Choice;
-pub use subjects::{LeftOut, Model, left_out};
+pub use subjects::{LeftOut, Model, left_out, own_inputs};
 
 use moa_schema::parameter;
 
 use contest::Contest;
 use shapes::{point_of, random_inputs};
-use subjects::{Job, common_parts, jobs};
+use subjects::{Job, Member, common_parts, jobs};
 
 use crate::{
     backend::{Backend, BackendError, Bound, OrtOptions, Runner, caches_in_place, names, uses_operators},
@@ -215,7 +215,9 @@ impl Setup<'_> {
         let mut jobs = Vec::new();
         for (part, members) in common_parts(self.models)? {
             if left_out.iter().all(|left| left.part != part) {
-                let points = vec![members.last().map_or_else(Sizes::new, |member| point_of(&member.file, inputs))];
+                let point =
+                    |member: &Member| Ok::<_, BackendError>(point_of(&member.file, &own_inputs(&member.file, inputs)?));
+                let points = vec![members.last().map(point).transpose()?.unwrap_or_default()];
                 jobs.push(Job { part, module: None, members, points });
             }
         }
@@ -228,9 +230,7 @@ impl Setup<'_> {
         let mut all = Vec::new();
         for (index, member) in job.members.iter().enumerate() {
             if let Some(given) = &self.inputs {
-                let names: Vec<String> = member.file.inputs().into_iter().map(|input| input.name).collect();
-                let own = given.iter().filter(|(name, _)| names.contains(name));
-                all.push(own.map(|(name, tensor)| (name.clone(), tensor.clone())).collect());
+                all.push(own_inputs(&member.file, given)?);
                 continue;
             }
             let mut random = Random::new(self.seed.wrapping_add(attempt << 32));

@@ -13,7 +13,7 @@ use super::{
     steering::Choice,
 };
 use crate::{
-    backend::BackendError,
+    backend::{BackendError, add_implied},
     file_names::{Part, graphs_in},
     files::name_of,
     onnx::{OnnxFile, read_model},
@@ -166,6 +166,19 @@ impl std::fmt::Display for LeftOut {
     }
 }
 
+/// Those of `inputs` that `file` takes, with what follows from them.
+///
+/// # Errors
+///
+/// As of [`add_implied`].
+pub fn own_inputs(file: &OnnxFile, inputs: &NamedTensors) -> Result<NamedTensors, BackendError> {
+    let declared = file.inputs();
+    let given = declared.iter().filter_map(|input| Some((input.name.clone(), inputs.get(&input.name)?.clone())));
+    let mut own = given.collect();
+    add_implied(&declared, &mut own)?;
+    Ok(own)
+}
+
 /// Graphs that `inputs` leave out.
 ///
 /// # Errors
@@ -185,11 +198,13 @@ pub fn left_out(models: &[Model], inputs: &NamedTensors) -> Result<Vec<LeftOut>,
     let common = common_files(models);
     let mut graphs = Vec::new();
     for (part, files) in &common {
-        let missing = |file: &&OnnxFile| {
-            let input = file.inputs().into_iter().find(|input| !inputs.contains_key(&input.name))?;
-            Some(LeftOut { part: *part, graph: file.path().to_path_buf(), input: input.name })
-        };
-        graphs.extend(files.iter().find_map(missing));
+        for file in files {
+            let own = own_inputs(file, inputs)?;
+            if let Some(input) = file.inputs().into_iter().find(|input| !own.contains_key(&input.name)) {
+                graphs.push(LeftOut { part: *part, graph: file.path().to_path_buf(), input: input.name });
+                break;
+            }
+        }
     }
     if !graphs.is_empty() && graphs.len() == common.len() {
         return Err(LatencyError::MissingInput { graphs });

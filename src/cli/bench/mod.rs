@@ -39,7 +39,7 @@ use crate::{
     files::{LONGEST_JSON, read_at_most},
     latency::{
         BenchResult, Budget, Choice, End, Grid, Incomparable, LatencyError, Machine, Model, Moment, Options, Receipt,
-        Regression, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now,
+        Regression, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now, own_inputs,
     },
     parity::{Finding, VerifyError, VerifyOptions, verify_watched},
     tensor::NamedTensors,
@@ -132,12 +132,9 @@ fn incomparable(difference: &Incomparable, arguments: &BenchArguments) -> Failur
     Failure::usage(format!("{path} measured something else: {difference}"), COMPARABLE)
 }
 
-/// Reads inputs, adds what follows from them, and says which graphs they leave out.
+/// Reads inputs, and says which graphs they leave out.
 fn given_inputs(path: &Path, models: &[Model]) -> Result<NamedTensors, Failure> {
-    let mut inputs = tensor_file::read(path)?;
-    for (_, file) in models.iter().flat_map(|model| &model.parts) {
-        backend::add_implied(&file.inputs(), &mut inputs).map_err(|error| Failure::of_inputs(error, path))?;
-    }
+    let inputs = tensor_file::read(path)?;
     for left in left_out(models, &inputs).map_err(|error| of_inputs(error, path))? {
         note(&format!("{} is not timed: {} has no {left}", left.part.as_str(), path.display()));
     }
@@ -169,7 +166,10 @@ fn of_inputs(error: LatencyError, path: &Path) -> Failure {
 fn timed_ranges(grid: &Grid, models: &[Model], inputs: Option<&NamedTensors>) -> Ranges {
     if let Some(inputs) = inputs {
         let parts = models.iter().flat_map(|model| &model.parts);
-        return parts.fold(Ranges::default(), |ranges, (_, file)| ranges.holding(file, inputs));
+        return parts.fold(Ranges::default(), |ranges, (_, file)| match own_inputs(file, inputs) {
+            Ok(own) => ranges.holding(file, &own),
+            Err(_) => ranges,
+        });
     }
     let range = |sizes: &[usize]| {
         let (least, most) = (sizes.iter().min().copied().unwrap_or(1), sizes.iter().max().copied().unwrap_or(1));

@@ -44,6 +44,9 @@ fn caches_and_positions_may_be_left_out() {
     let result = json(&scene.accepts(line));
     let point = &result["rows"][0]["point"];
     assert_eq!((&point["sequence"], &point["past_sequence"]), (&3.into(), &0.into()), "{point}");
+    scene.accepts("ck -o halves.onnx --dtype fp16");
+    let both = json(&scene.accepts(&line.replace("m.onnx", "m.onnx halves.onnx")));
+    assert_eq!(both["rows"].as_array().unwrap().len(), 4, "each has caches of its own type");
 }
 
 /// Routers of MoLM read an input of their own, or the hidden states.
