@@ -360,7 +360,7 @@ fn audit(
     }
     let nodes = pairs().map(|(file, graph)| NodeAudit::run(file, graph, is_stated));
     let nodes: Vec<_> = nodes.collect();
-    if !is_stated && nodes.iter().any(|audit| audit.difference.is_some()) {
+    if !is_stated && nodes.iter().any(|audit| audit.is_rewritten) {
         let why = format!("its metadata do not say in which form moa-export wrote it ({})", metadata::FORM);
         let skipped = |(_, file): &(Part, OnnxFile)| FileAudit {
             graph: file.name(),
@@ -371,7 +371,7 @@ fn audit(
     watch.begin(Step::Weights { bytes: expected.iter().map(|graph| weight_bytes(&graph.graph)).sum() });
     let mut audits = Vec::new();
     for ((file, graph), nodes) in pairs().zip(nodes) {
-        let weights = WeightAudit::run(file, graph, nodes.difference.is_some(), watch)?;
+        let weights = WeightAudit::run(file, graph, nodes.is_rewritten, watch)?;
         audits.push(FileAudit { graph: file.name(), outcome: AuditOutcome::Compared { weights, nodes } });
     }
     Ok(audits)

@@ -92,7 +92,7 @@ fn number(attribute: &AttributeProto) -> Option<String> {
 fn first_other(found: &AttributeProto, expected: &AttributeProto) -> Option<[String; 2]> {
     if found.floats.len() == expected.floats.len()
         && let Some((found, expected)) =
-            found.floats.iter().zip(&expected.floats).find(|(found, expected)| found != expected)
+            found.floats.iter().zip(&expected.floats).find(|(found, expected)| found.to_bits() != expected.to_bits())
     {
         return Some([found, expected].map(|value| format!("{value:?}")));
     }

@@ -8,11 +8,7 @@ use super::{instrument::expose_routing, node_values::other_value};
 use crate::export::OPSETS;
 use crate::onnx::{
     OnnxFile,
-    proto::{
-        FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto,
-        tensor_shape_proto::{Dimension, dimension},
-        type_proto,
-    },
+    proto::{FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto},
     read::{Dim, ValueInfo, dims_text, value_info},
     structure,
 };
@@ -25,6 +21,9 @@ pub struct NodeAudit {
     pub nodes: usize,
     /// The first thing that is another one than in that graph, if something is.
     pub difference: Option<String>,
+    /// Whether that is more than the version of the standard operators.
+    #[serde(skip)]
+    pub(super) is_rewritten: bool,
     /// What stands where an input or an output belongs that the graph has elsewhere, if something does: a caller that
     /// counts them gets another one. Looked at where the file says that it is an export.
     pub order: Option<String>,
@@ -44,7 +43,10 @@ impl NodeAudit {
         let order = is_stated.then(|| other_order(found, &expected)).flatten();
         let value = is_stated.then(|| other_value(found, &expected)).flatten();
         let shape = is_stated.then(|| other_shape(found, &expected)).flatten();
-        Self { nodes: nodes(&expected).len(), difference: difference(found, &expected), order, value, shape }
+        let (graph, inner) = (graph_difference(found, &expected), inner_difference(found, &expected));
+        let is_rewritten = graph.is_some() || inner.is_some();
+        let difference = graph.or_else(|| other_opset(found)).or(inner);
+        Self { nodes: nodes(&expected).len(), difference, is_rewritten, order, value, shape }
     }
 
     /// What makes the graph another one, whatever it computes for the inputs of a run.
@@ -64,13 +66,11 @@ pub(super) fn nodes(model: &ModelProto) -> &[NodeProto] {
     model.graph.as_ref().map_or(&[], |graph| &graph.node)
 }
 
-fn difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
-    let values = |of: fn(&GraphProto) -> &Vec<ValueInfoProto>| {
-        [found, expected].map(|model| model.graph.as_ref().map_or_else(Vec::new, |graph| bare(of(graph))))
-    };
-    let graph_nodes = || first_node(nodes(found), nodes(expected));
+/// The first node, input or output that is another one.
+fn graph_difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
     let ends = || {
-        let [inputs, outputs] = [values(|graph| &graph.input), values(|graph| &graph.output)];
+        let inputs = [found, expected].map(|model| values(model, |graph| &graph.input));
+        let outputs = [found, expected].map(|model| values(model, |graph| &graph.output));
         let named = |what: &str, [found, expected]: [Vec<ValueInfoProto>; 2]| {
             let other = found.iter().find(|value| !expected.contains(value));
             let gone = expected.iter().find(|value| !found.contains(value));
@@ -79,23 +79,30 @@ fn difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
         };
         named("input", inputs).or_else(|| named("output", outputs))
     };
-    let bodies = || {
-        let body = |function: &FunctionProto| {
-            let counterpart = expected.functions.iter().find(|other| name(other) == name(function));
-            first_of_body(function, counterpart)
-        };
-        let gone = |function: &&FunctionProto| found.functions.iter().all(|other| name(other) != name(function));
-        let missing = || expected.functions.iter().find(gone).map(|function| format!("the body of {}", function.name));
-        found.functions.iter().find_map(body).or_else(missing)
+    first_node(nodes(found), nodes(expected)).or_else(ends)
+}
+
+/// The first body, or type of a value in between, that is another one.
+fn inner_difference(found: &ModelProto, expected: &ModelProto) -> Option<String> {
+    let body = |function: &FunctionProto| {
+        let counterpart = expected.functions.iter().find(|other| name(other) == name(function));
+        first_of_body(function, counterpart)
     };
-    let inner = || {
-        let [found, expected] = values(|graph| &graph.value_info);
+    let gone = |function: &&FunctionProto| found.functions.iter().all(|other| name(other) != name(function));
+    let missing = || expected.functions.iter().find(gone).map(|function| format!("the body of {}", function.name));
+    let types = || {
+        let [found, expected] = [found, expected].map(|model| values(model, |graph| &graph.value_info));
         let other = |value: &&ValueInfoProto| {
             expected.iter().any(|expected| expected.name == value.name && contradict(value, expected))
         };
         found.iter().find(other).map(|value| format!("the type of \"{}\"", value.name))
     };
-    other_opset(found).or_else(graph_nodes).or_else(ends).or_else(bodies).or_else(inner)
+    found.functions.iter().find_map(body).or_else(missing).or_else(types)
+}
+
+/// Values of the graph, without what is written for readers alone.
+fn values(model: &ModelProto, of: fn(&GraphProto) -> &Vec<ValueInfoProto>) -> Vec<ValueInfoProto> {
+    model.graph.as_ref().map_or_else(Vec::new, |graph| bare(of(graph)))
 }
 
 /// The standard operators, where they are of a version that no export has: nodes that look the same may mean another
@@ -140,13 +147,13 @@ fn other_shape(found: &ModelProto, expected: &ModelProto) -> Option<String> {
                 let [found, expected] = [&found, expected].map(dims_text);
                 format!("{what} \"{name}\" is declared as {found}, and the checkpoint gives {expected}")
             };
-            contradicts(&found, expected).then(told)
+            dims_contradict(&found, expected).then(told)
         })
     };
     other("input", |graph| &graph.input).or_else(|| other("output", |graph| &graph.output))
 }
 
-fn contradicts(some: &[Dim], others: &[Dim]) -> bool {
+fn dims_contradict(some: &[Dim], others: &[Dim]) -> bool {
     let differ =
         |(one, other): (&Dim, &Dim)| matches!((one, other), (Dim::Fixed(one), Dim::Fixed(other)) if one != other);
     some.len() != others.len() || some.iter().zip(others).any(differ)
@@ -154,18 +161,9 @@ fn contradicts(some: &[Dim], others: &[Dim]) -> bool {
 
 /// Whether no value can be of both types; what one leaves open contradicts nothing.
 fn contradict(one: &ValueInfoProto, other: &ValueInfoProto) -> bool {
-    let tensor = |value: &ValueInfoProto| match value.r#type.clone()?.value? {
-        type_proto::Value::TensorType(tensor) => Some(tensor),
-    };
-    let (Some(one), Some(other)) = (tensor(one), tensor(other)) else { return false };
-    let (Some(dims), Some(others)) = (one.shape, other.shape) else { return one.elem_type != other.elem_type };
-    let differ = |(one, other): (&Dimension, &Dimension)| match (&one.value, &other.value) {
-        (Some(dimension::Value::DimValue(one)), Some(dimension::Value::DimValue(other))) => one != other,
-        _ => false,
-    };
-    one.elem_type != other.elem_type
-        || dims.dim.len() != others.dim.len()
-        || dims.dim.iter().zip(&others.dim).any(differ)
+    let (Some(one), Some(other)) = (value_info(one), value_info(other)) else { return false };
+    let dims = one.dims.zip(other.dims);
+    one.data_type != other.data_type || dims.is_some_and(|(dims, others)| dims_contradict(&dims, &others))
 }
 
 /// Without what is written for readers alone.

@@ -1,4 +1,4 @@
-//! Weights that a graph reads from elsewhere than its initializers, and those of these that it does not read.
+//! Weights that a graph reads from elsewhere than its initializers, and initializers that it does not read.
 
 use std::collections::BTreeSet;
 
