@@ -262,7 +262,8 @@ fn nodes_have_no_more_inputs_than_their_operators() {
     graph_of(&mut model).node[1].input.push(String::new());
     let error = read(&model).expect_err("a call").to_string();
     assert!(
-        error.contains("a call of function `Negate` has 2 inputs, absent ones included, and the function has 1"),
+        error.contains("the call of function `Negate` that gives `")
+            && error.contains("` has 2 inputs, absent ones included, and the function has 1"),
         "{error}"
     );
 }

@@ -51,6 +51,7 @@ const MOST: [(usize, &[&str]); 5] = [
             "Mul",
             "Pow",
             "ReduceMean",
+            "ReduceSum",
             "Reshape",
             "Split",
             "Squeeze",
@@ -76,15 +77,17 @@ fn check_most(node: &NodeProto) -> Result<(), Fault> {
 }
 
 /// Refuses calls of functions with more inputs than these have, as runtimes do that put a body in the place of a call.
-pub(super) fn check_calls(model: &ModelProto) -> Result<(), Fault> {
+pub(super) fn check_inputs_of_calls(model: &ModelProto) -> Result<(), Fault> {
     let most: HashMap<_, _> = model.functions.iter().map(|body| (function_key(body), body.input.len())).collect();
     let mut fault = None;
     let mut visit = |node: &NodeProto| {
         let found = node.input.len();
         let function = (canonical_domain(&node.domain), node.op_type.as_str(), node.overload.as_str());
         if let Some(most) = most.get(&function).filter(|most| found > **most) {
-            let call = format!("a call of function {} has {found} inputs, absent ones included", shown(&node.op_type));
-            fault.get_or_insert_with(|| Fault::malformed(format!("{call}, and the function has {most}")));
+            let output = node.output.first().map_or("", String::as_str);
+            let call = format!("the call of function {} that gives {}", shown(&node.op_type), shown(output));
+            let text = format!("{call} has {found} inputs, absent ones included, and the function has {most}");
+            fault.get_or_insert_with(|| Fault::malformed(text).help("remove the last inputs of this node"));
         }
     };
     for nodes in model.graph.iter().map(|graph| &graph.node).chain(model.functions.iter().map(|body| &body.node)) {

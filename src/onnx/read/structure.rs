@@ -37,7 +37,7 @@ pub(super) fn check(model: &ModelProto) -> Result<(), Fault> {
     }
     let domains = imported_domains(&model.opset_import)?;
     check_functions(&model.functions)?;
-    counts::check_calls(model)?;
+    counts::check_inputs_of_calls(model)?;
     let bodies = Bodies::of(&model.functions);
     Scope { domains, bodies, function: None, names: Vec::new() }.graph(graph)
 }
