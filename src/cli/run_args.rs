@@ -25,7 +25,8 @@ Examples:
 pub(super) struct RunArguments {
     /// Model file, a folder with one graph, or a plan of TensorRT
     pub(super) model: PathBuf,
-    /// Inputs by name, a `.safetensors` file; empty caches and the positions of a mask may be left out
+    /// Inputs by name, a `.safetensors` file; empty caches and the positions of a mask may be left out, but for a plan
+    /// without its model
     #[arg(long, value_name = "FILE", required_unless_present = "random")]
     pub(super) inputs: Option<PathBuf>,
     /// Where outputs go by name, a `.safetensors` file [default: they are shown and not kept]

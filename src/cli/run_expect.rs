@@ -9,7 +9,10 @@ use clap::Args;
 use half::f16;
 use serde::Serialize;
 
-use super::{Failure, tolerance::check_tolerance};
+use super::{
+    Failure,
+    tolerance::{check_tolerance, tolerance, worst},
+};
 use crate::{
     parity::{Comparison, Difference, Tolerance},
     tensor::{NamedTensors, Tensor, TensorData},
@@ -114,13 +117,11 @@ pub(super) const COLUMNS: [&str; 3] = ["worst |diff|", "allowed", "expected"];
 /// The last cells of an output's row.
 pub(super) fn cells(compared: Option<&Compare>) -> [String; COLUMNS.len()] {
     let Some(Compare { comparison, passed }) = compared else { return ["-", "-", "-"].map(ToOwned::to_owned) };
-    let worst = comparison.worst.as_ref();
-    let allowed = worst.map_or(comparison.atol, |worst| worst.tolerance);
     let verdict = match passed {
         true => "agrees".to_owned(),
         false => format!("{} of {} differ", comparison.mismatches, comparison.values),
     };
-    [format!("{:.1e}", worst.map_or(0.0, Difference::distance)), format!("{allowed:.1e}"), verdict]
+    [worst(comparison), tolerance(comparison), verdict]
 }
 
 /// Where outputs differ, a line for each.

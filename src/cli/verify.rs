@@ -20,7 +20,7 @@ use super::{
     print_aside, print_result,
     progress::VerifyProgress,
     table::table,
-    tolerance::check_tolerance,
+    tolerance::{check_tolerance, tolerance, worst},
     verify_receipt::Receipt,
     verify_report,
 };
@@ -28,9 +28,9 @@ use crate::{
     backend::{Ranges, names},
     checkpoint::Checkpoint,
     parity::{
-        AuditOutcome, BackendReport, Comparison, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS,
-        RoundingCost, Skip, SkipKind, Step, ToleranceOptions, UNKNOWN, Verification, VerifyOptions, Watch,
-        is_routing_output, verify_watched,
+        AuditOutcome, BackendReport, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, RoundingCost, Skip,
+        SkipKind, Step, ToleranceOptions, UNKNOWN, Verification, VerifyOptions, Watch, is_routing_output,
+        verify_watched,
     },
 };
 
@@ -374,22 +374,6 @@ fn backend_rows(report: &BackendReport) -> Vec<Vec<String>> {
             ]
         })
         .collect()
-}
-
-/// The difference that is the largest share of its tolerance.
-pub(super) fn worst(outputs: &Comparison) -> String {
-    match &outputs.worst {
-        Some(worst) if worst.found.is_nan() => "NaN".into(),
-        worst => format!("{:.1e}", worst.as_ref().map_or(0.0, Difference::distance)),
-    }
-}
-
-/// The tolerance of [`worst`]; where nothing differs, the absolute part of the largest, and the relative one where that
-/// is more than 0.
-pub(super) fn tolerance(outputs: &Comparison) -> String {
-    let relative = if outputs.rtol > 0.0 { format!(" + {:.1e} |expected|", outputs.rtol) } else { String::new() };
-    let largest = || format!("{:.1e}{relative}", outputs.atol);
-    outputs.worst.as_ref().map_or_else(largest, |worst| format!("{:.1e}", worst.tolerance))
 }
 
 /// What failed, where it was first seen, and between which modules it arose.

@@ -5,7 +5,8 @@ use moa_graphs::{Form, Precision};
 use super::{
     args::VerifyArguments,
     receipt::{fact, file_fact, threads, utc},
-    verify::{Verdict, audit_line, details, left_out, origin, rounding_costs, skipped, tolerance, worst},
+    tolerance::{tolerance, worst},
+    verify::{Verdict, audit_line, details, left_out, origin, rounding_costs, skipped},
     verify_receipt::Receipt,
 };
 use crate::{

@@ -386,7 +386,7 @@ fn arrays_of_numpy_are_named() {
         b"PK\x03\x04\x2d\0\0\0\0\0\0\0\x21\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x0d\0\0\0input_ids.npy",
     );
     scene.write("in.npy", b"\x93NUMPY\x01\0v\0{'descr': '<i8'}");
-    let [by_name, alone] = ["save_file(dict(numpy.load(\"in.npz\"))", "save_file({\"INPUT\": numpy.load(\"in.npy\")}"];
+    let [by_name, alone] = ["save_file(dict(numpy.load(\"in.npz\"))", "save_file({\"NAME\": numpy.load(\"in.npy\")}"];
     for (name, kind, help) in [("in.npz", "an archive (.npz)", by_name), ("in.npy", "an array (.npy)", alone)] {
         let told = format!("{name} is {kind} of NumPy, expected a safetensors file");
         let line = format!("run m.onnx --inputs {name} --outputs o");

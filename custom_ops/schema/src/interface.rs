@@ -106,8 +106,7 @@ pub fn past_of(present: &str) -> Option<String> {
 }
 
 /// Whether an input takes keys or values of a cache.
-#[must_use]
-pub fn is_past(input: &str) -> bool {
+fn is_past(input: &str) -> bool {
     input.starts_with(PAST)
 }
 

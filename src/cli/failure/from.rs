@@ -26,8 +26,8 @@ use crate::{
 const NUMPY_HELP: &str = "save its arrays by name as one safetensors file: from safetensors.numpy import save_file; \
                           save_file(dict(numpy.load(\"in.npz\")), \"in.safetensors\")";
 
-const NUMPY_ARRAY_HELP: &str = "save it under its input's name as a safetensors file: from safetensors.numpy import \
-                                save_file; save_file({\"INPUT\": numpy.load(\"in.npy\")}, \"in.safetensors\")";
+const NUMPY_ARRAY_HELP: &str = "save it under the name of its input or output as a safetensors file: from safetensors.numpy import \
+                                save_file; save_file({\"NAME\": numpy.load(\"in.npy\")}, \"in.safetensors\")";
 
 const WRITTEN: &str = "give what `moa-export CHECKPOINT -o OUT` wrote";
 
@@ -350,6 +350,9 @@ impl From<TensorFileError> for Failure {
             TensorFileError::Io { source, .. } => help_with(source),
             TensorFileError::Numpy { kind: NUMPY_ARRAY, .. } => Some(NUMPY_ARRAY_HELP),
             TensorFileError::Numpy { .. } => Some(NUMPY_HELP),
+            TensorFileError::Dtype { .. } => {
+                Some("convert it to one of these before it is saved, as `tensor.float()` does")
+            }
             _ => Some("named tensors are one .safetensors file, for inputs with a tensor per graph input"),
         };
         Self::new(code, error.to_string(), help)
