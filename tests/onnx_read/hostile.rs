@@ -1,6 +1,19 @@
 //! Bytes that are no model, bombs, and mutated models.
 
+use std::collections::BTreeSet;
+
+use moa_export::{
+    checkpoint::Checkpoint,
+    export::{ExportOptions, export},
+    moa_graphs::{Form, Options, Precision},
+    moa_schema::GateMode,
+};
+
+#[path = "../common/data.rs"]
+mod data;
+
 use super::*;
+use data::data;
 
 #[test]
 fn bytes_that_are_no_model() {
@@ -266,6 +279,54 @@ fn nodes_have_no_more_inputs_than_their_operators() {
             && error.contains("` has 2 inputs, absent ones included, and the function has 1"),
         "{error}"
     );
+}
+
+/// Standard operators of what `options` export of a checkpoint, those of bodies too.
+fn operators_of(folder: &str, options: &ExportOptions) -> BTreeSet<String> {
+    let out = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&data(folder), None).unwrap();
+    let report = export(&checkpoint, &out.path().join("out"), options).unwrap();
+    let graphs = report.files.iter().filter(|file| file.path.extension().is_some_and(|ending| ending == "onnx"));
+    let models: Vec<ModelProto> =
+        graphs.map(|file| ModelProto::decode(std::fs::read(&file.path).unwrap().as_slice()).unwrap()).collect();
+    let bodies = models.iter().flat_map(|model| model.functions.iter().flat_map(|body| &body.node));
+    let nodes = models.iter().flat_map(|model| &model.graph.as_ref().unwrap().node).chain(bodies);
+    nodes.filter(|node| node.domain.is_empty()).map(|node| node.op_type.clone()).collect()
+}
+
+#[test]
+fn inputs_are_counted_of_every_operator_that_exports_have() {
+    let mut operators = BTreeSet::new();
+    for form in [Form::Function, Form::Standard] {
+        let options = |precision, opset, gate_mode| ExportOptions {
+            graph: Options { form, precision, router_outputs: true, last_logits: true },
+            opset,
+            gate_mode,
+            ..ExportOptions::default()
+        };
+        for folder in ["jetmoe/bf16", "molm/linear", "molm/mlp"] {
+            for (precision, opset) in [(Precision::Fp32, None), (Precision::Fp16, None), (Precision::Int4, Some(21))] {
+                operators.extend(operators_of(folder, &options(precision, opset, None)));
+            }
+        }
+        for folder in ["v_ffd_moe", "v_learned_pos_lnemb", "v_noisy_gating_k_enc3_dec1", "v_nopos_kE"] {
+            for gate_mode in [None, Some(GateMode::SoftmaxTopkRenorm)] {
+                let options = ExportOptions {
+                    graph: Options { form, ..Options::default() },
+                    ..options(Precision::Fp32, None, gate_mode)
+                };
+                operators.extend(operators_of(&format!("variants/{folder}"), &options));
+            }
+        }
+    }
+    let mut inputs = [""; 20];
+    inputs[0] = "x";
+    for operator in operators {
+        let mut model = valid();
+        graph_of(&mut model).node.push(node(&operator, &inputs, &["more"]));
+        let error = read(&model).expect_err(&operator).to_string();
+        assert!(error.contains("absent ones included") || error.contains("has no name"), "{operator}: {error}");
+    }
 }
 
 /// Nodes of the operators that lookups follow, each reading values that stand before it.
