@@ -113,10 +113,14 @@ impl Lowering {
             inputs[self_attention::POSITION_IDS] = ids.clone();
         }
         let routed = self.routed(&attention.module, attention.top_k);
-        let node =
-            Node { operator: &SELF_ATTENTION, module: &attention.module, attributes: self_attributes(&attributes) };
+        let node = Node {
+            operator: &SELF_ATTENTION,
+            module: &attention.module,
+            width: attention.width,
+            attributes: self_attributes(&attributes),
+        };
         let heads = heads(attention);
-        let [output, key, value] = self.operator((node, attention.width), inputs, &routed, |b, inputs, routed| {
+        let [output, key, value] = self.operator(node, inputs, &routed, |b, inputs, routed| {
             bodies::self_attention(b, &self_values(inputs), &attributes, heads, routed)
         })?;
         Ok(SelfAttentionOutput { output, present: [key, value] })
@@ -157,10 +161,14 @@ impl Lowering {
         inputs[cross_attention::OUTPUT_WEIGHT] = expert_weight(b, &attention.output, attention.layout);
         inputs[cross_attention::OUTPUT_BIAS] = bias(b, attention.output_bias.as_ref());
         let routed = self.routed(&attention.module, attention.top_k);
-        let node =
-            Node { operator: &CROSS_ATTENTION, module: &attention.module, attributes: cross_attributes(&attributes) };
+        let node = Node {
+            operator: &CROSS_ATTENTION,
+            module: &attention.module,
+            width: attention.width,
+            attributes: cross_attributes(&attributes),
+        };
         let heads = heads(attention);
-        let [output] = self.operator((node, attention.width), inputs, &routed, |b, inputs, routed| {
+        let [output] = self.operator(node, inputs, &routed, |b, inputs, routed| {
             [bodies::cross_attention(b, &cross_values(inputs), &attributes, heads, routed)]
         })?;
         Ok(output)
@@ -188,10 +196,14 @@ impl Lowering {
         inputs[feed_forward::OUTPUT_WEIGHT] = expert_weight(b, &block.output, block.layout);
         inputs[feed_forward::OUTPUT_BIAS] = bias(b, block.output_bias.as_ref());
         let routed = self.routed(&block.module, block.top_k);
-        let node =
-            Node { operator: &FEED_FORWARD, module: &block.module, attributes: feed_forward_attributes(&attributes) };
+        let node = Node {
+            operator: &FEED_FORWARD,
+            module: &block.module,
+            width: block.width,
+            attributes: feed_forward_attributes(&attributes),
+        };
         let sizes = FeedForwardSizes { experts: block.num_experts, hidden: block.hidden, width: block.width };
-        let [output] = self.operator((node, block.width), inputs, &routed, |b, inputs, routed| {
+        let [output] = self.operator(node, inputs, &routed, |b, inputs, routed| {
             [bodies::feed_forward(b, &feed_forward_values(inputs), &attributes, sizes, routed)]
         })?;
         Ok(output)
@@ -234,9 +246,9 @@ impl Lowering {
         inputs[lm_head::HIDDEN_STATES] = x.clone();
         inputs[lm_head::OUTPUT_WEIGHT] =
             if is_of_floats { self.turned(weight) } else { transposed(&mut self.b, weight, &[1, 0]) };
-        let node = Node { operator: &LM_HEAD, module: HEAD, attributes: BTreeMap::new() };
+        let node = Node { operator: &LM_HEAD, module: HEAD, width: weight.shape()[0], attributes: BTreeMap::new() };
         let not_routed = Routed { indices: String::new(), weights: String::new() };
-        let [logits] = self.operator((node, weight.shape()[0]), inputs, &not_routed, |b, inputs, _| {
+        let [logits] = self.operator(node, inputs, &not_routed, |b, inputs, _| {
             let weight = matrix(inputs, [lm_head::OUTPUT_WEIGHT, lm_head::OUTPUT_SCALE]);
             [bodies::lm_head(b, &inputs[lm_head::HIDDEN_STATES], &weight)]
         })?;
@@ -254,16 +266,16 @@ impl Lowering {
 
     /// One of our operators as the form asks: its body, or a node, with the body as a function in [`Form::Function`].
     ///
-    /// The first output is `[B, T, width]`. `body` is given values for the inputs in the schema's order, absent ones
+    /// `body` is given values for the inputs in the schema's order, absent ones
     /// included, and gives the outputs before the routing.
     fn operator<const N: usize>(
         &mut self,
-        (node, width): (Node<'_>, usize),
+        node: Node<'_>,
         mut inputs: Vec<Value>,
         routed: &Routed,
         body: impl Fn(&mut Builder, &[Value], &Routed) -> [Value; N],
     ) -> Result<[Value; N], LowerError> {
-        let precision = self.options.precision;
+        let (precision, width) = (self.options.precision, node.width);
         let integers = if node.operator.is_routed() { precision.integers() } else { precision.head_integers() };
         if let Some(integers) = integers {
             quantize(&mut self.b, node.operator, integers, &mut inputs);
@@ -301,7 +313,7 @@ impl Lowering {
         routed: &Routed,
         body: impl FnOnce(&mut Builder),
     ) -> Result<(), LowerError> {
-        let Node { operator, module, mut attributes } = node;
+        let Node { operator, module, mut attributes, .. } = node;
         let last = inputs.iter().rposition(|input| *input != Value::absent()).map_or(0, |last| last + 1);
         let inputs: Vec<_> = inputs[..last].iter().collect();
         let mut outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
@@ -333,6 +345,8 @@ const HEAD: &str = "lm_head.output";
 struct Node<'a> {
     operator: &'static Operator,
     module: &'a str,
+    /// The first output is `[B, T, width]`.
+    width: usize,
     attributes: BTreeMap<String, Attribute>,
 }
 
