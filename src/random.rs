@@ -37,6 +37,11 @@ impl Random {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
+    /// A number from -1.7 to 1.7, whose variance is about 1, as that of a row after a layer norm.
+    pub fn normalised(&mut self) -> f32 {
+        1.7 * self.unit()
+    }
+
     /// A number from 0, below 1.
     #[allow(clippy::cast_precision_loss)]
     pub fn fraction(&mut self) -> f64 {
@@ -74,5 +79,7 @@ mod tests {
             assert!((-1.0..1.0).contains(&random.unit()));
             assert!((0.0..1.0).contains(&random.fraction()));
         }
+        let squares: f32 = (0..10_000).map(|_| random.normalised().powi(2)).sum();
+        assert!((squares / 10_000.0 - 1.0).abs() < 0.05);
     }
 }

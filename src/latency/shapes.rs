@@ -16,9 +16,6 @@ use crate::{
     tensor::{NamedTensors, Tensor, TensorData},
 };
 
-/// Largest value of a float input, as of a normalised row.
-const FLOAT_RANGE: f32 = 1.7;
-
 /// Most bytes of all inputs together.
 const MOST_BYTES: usize = 1 << 36;
 
@@ -252,7 +249,7 @@ fn values(
     let count = shape.iter().product();
     let unknown = |what| LatencyError::UnknownInput { input: input.name.clone(), what };
     let no_room = |_: TryReserveError| too_large(input, shape, "it takes more than memory has".to_owned());
-    let mut float = || FLOAT_RANGE * random.unit();
+    let mut float = || random.normalised();
     let integers = match input.data_type {
         DataType::Float => return filled(count, |_| float()).map(TensorData::F32).map_err(no_room),
         DataType::Float16 => {

@@ -153,7 +153,7 @@ impl Router {
         let factor = self.factor().ok_or("the columns of its matrix depend on each other")?;
         let mut states = Vec::with_capacity(wanted.len() * self.width);
         for chosen in wanted {
-            let mut state: Vec<f64> = (0..self.width).map(|_| 1.7 * f64::from(random.unit())).collect();
+            let mut state: Vec<f64> = (0..self.width).map(|_| f64::from(random.normalised())).collect();
             let logits = self.logits(&state);
             let others = logits.iter().enumerate().filter(|(expert, _)| !chosen.contains(expert));
             let best = others.map(|(_, logit)| *logit).fold(f64::NEG_INFINITY, f64::max);
@@ -273,7 +273,7 @@ mod tests {
         let wanted: Vec<Vec<usize>> = (0..12).map(|token| vec![token % 3]).collect();
         let (states, mut random) = (router.steer(&wanted, &mut Random::new(7)).unwrap(), Random::new(7));
         for (state, wanted) in states.chunks(3).zip(&wanted) {
-            let mut expected = [(); 3].map(|()| 1.7 * f64::from(random.unit()));
+            let mut expected = [(); 3].map(|()| f64::from(random.normalised()));
             let (expert, spread) = (wanted[0], spread(&expected));
             expected[expert] = f64::NEG_INFINITY;
             expected[expert] = spread + expected.into_iter().fold(f64::NEG_INFINITY, f64::max);

@@ -340,7 +340,7 @@ pub(super) enum LayerCaseError {
 }
 
 fn random_rows(random: &mut Random, values: usize) -> Vec<f32> {
-    (0..values).map(|_| 1.7 * random.unit()).collect()
+    (0..values).map(|_| random.normalised()).collect()
 }
 
 /// Rows along the router's column of expert 0, so that it is chosen first for every token.
