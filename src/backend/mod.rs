@@ -13,18 +13,6 @@ pub mod names;
 mod operators;
 #[cfg(feature = "ort")]
 mod ort;
-#[cfg(feature = "ort")]
-mod ort_cache;
-#[cfg(feature = "ort")]
-mod ort_door;
-#[cfg(feature = "ort")]
-mod ort_in_place;
-#[cfg(feature = "ort")]
-mod ort_runtime;
-#[cfg(feature = "ort")]
-mod ort_session;
-#[cfg(feature = "ort")]
-mod ort_trace;
 mod runtime_library;
 mod signature;
 mod tensorrt;
@@ -42,7 +30,9 @@ use crate::onnx::read::OnnxFile;
 use crate::tensor::NamedTensors;
 
 #[cfg(feature = "ort")]
-pub use self::ort::OrtOperators;
+pub use self::ort::{
+    NodeRun, OrtCache, OrtOperators, OrtRuntime, OrtSession, OrtTrace, OrtValue, RowMoves, load_onnxruntime,
+};
 pub use error::{BackendError, BackendErrorKind, NamedBy};
 pub use implied::add_implied;
 pub use in_place::caches_in_place;
@@ -50,14 +40,6 @@ pub use libraries::{
     TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin, most_instructions, operator_library,
     operator_library_to_copy, packing_of_weights,
 };
-#[cfg(feature = "ort")]
-pub use ort_cache::{OrtCache, RowMoves};
-#[cfg(feature = "ort")]
-pub use ort_runtime::{OrtRuntime, load_onnxruntime};
-#[cfg(feature = "ort")]
-pub use ort_session::{OrtSession, OrtValue};
-#[cfg(feature = "ort")]
-pub use ort_trace::{NodeRun, OrtTrace};
 pub use runtime_library::{LibraryUse, RuntimeLibrary};
 pub use tensorrt::{
     EngineError, EngineStage, Installation, Plan, PlanRequest, Ranges, Survey, TensorRtOptions, Trust,

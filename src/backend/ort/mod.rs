@@ -1,5 +1,12 @@
 //! ONNX Runtime, with the operator library or without it.
 
+mod cache;
+mod door;
+mod in_place;
+mod runtime;
+mod session;
+mod trace;
+
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,11 +21,9 @@ use prost::Message;
 use super::cut_off::cut_off;
 use super::guard::guarded;
 use super::libraries::find_operator_library;
-use super::ort_runtime::{OrtRuntime, load_onnxruntime};
 use super::signature::Signature;
 use super::{
     Backend, BackendError, Bound, LibraryUse, OrtOptions, Runner, RuntimeLibrary, caches_in_place, names, operators,
-    ort_in_place,
 };
 use crate::engine::is_prepared;
 use crate::files::folder_of;
@@ -26,6 +31,11 @@ use crate::onnx::proto::{ModelProto, tensor_proto::DataType};
 use crate::onnx::read::OnnxFile;
 use crate::scratch::{scratch_file, without_path};
 use crate::tensor::{NamedTensors, Tensor, TensorData};
+
+pub use cache::{OrtCache, RowMoves};
+pub use runtime::{OrtRuntime, load_onnxruntime};
+pub use session::{OrtSession, OrtValue};
+pub use trace::{NodeRun, OrtTrace};
 
 /// ONNX Runtime keeps the domains of custom operators in one table of the process and does not guard it: two
 /// sessions made at once may both find the domain missing, and one of them then fails.
@@ -242,7 +252,7 @@ impl Runner for OrtRunner {
         }
         signature.check(inputs)?;
         let backend = *backend;
-        guarded(backend, "run the model", || ort_in_place::run(backend, session, inputs, (caches, capacity)).map(Some))
+        guarded(backend, "run the model", || in_place::run(backend, session, inputs, (caches, capacity)).map(Some))
     }
 
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
@@ -273,7 +283,7 @@ impl OrtRunner {
         let failed = move |stage| move |error: ort::Error| BackendError::failure(backend, stage, error.message());
         let binding = |error| failed("bind inputs and outputs")(error);
         let mut bound = session.create_binding().map_err(binding)?;
-        let kept = ort_in_place::bind_inputs(session, &mut bound, inputs, (caches, &|rows| rows + room));
+        let kept = in_place::bind_inputs(session, &mut bound, inputs, (caches, &|rows| rows + room));
         let kept = kept.map_err(binding)?;
         let names = session.outputs().iter().map(|output| output.name().to_owned());
         let outputs: Vec<String> = names.filter(|name| kept.shared.iter().all(|(shared, _)| shared != name)).collect();

@@ -9,12 +9,12 @@ use ort::logging::LogLevel;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 
-use super::cut_off::cut_off;
-use super::guard::guarded;
-use super::libraries::find_onnxruntime;
-use super::ort_door::version_of;
-use super::runtime_library::said_of;
-use super::{BackendError, OrtOptions, RuntimeLibrary, names};
+use super::door::version_of;
+use crate::backend::cut_off::cut_off;
+use crate::backend::guard::guarded;
+use crate::backend::libraries::find_onnxruntime;
+use crate::backend::runtime_library::said_of;
+use crate::backend::{BackendError, OrtOptions, RuntimeLibrary, names};
 
 /// ONNX Runtime, loaded.
 #[derive(Debug, Clone)]

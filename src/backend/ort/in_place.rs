@@ -5,8 +5,8 @@ use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{IoBinding, Session};
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor as OrtTensor};
 
-use super::BackendError;
-use super::ort::{owned_value, tensor};
+use super::{owned_value, tensor};
+use crate::backend::BackendError;
 use crate::tensor::{NamedTensors, Tensor, TensorData};
 
 /// What the rows of a buffer hold that nobody has filled: no value that a sum overlooks.

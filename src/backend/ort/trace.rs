@@ -8,7 +8,7 @@ use std::{env, fs, io};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::{BackendError, names};
+use crate::backend::{BackendError, names};
 use crate::scratch::scratch_folder;
 
 /// A folder for the runtime's records, removed when dropped.

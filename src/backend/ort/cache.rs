@@ -3,7 +3,8 @@
 use half::f16;
 use ort::value::{DynValue, PrimitiveTensorElementType, TensorElementType};
 
-use super::{BackendError, OrtSession};
+use super::OrtSession;
+use crate::backend::BackendError;
 
 /// A buffer `[rows, heads, capacity, width]` that is past and present of one cache at once, see
 /// [`OrtSession::bind_cache`]. Whoever runs the model knows how many tokens of it are filled.

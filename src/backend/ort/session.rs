@@ -8,10 +8,10 @@ use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{IoBinding, Session};
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType};
 
-use super::guard::guarded;
-use super::ort::{OrtBackend, OrtOperators, owned_value};
-use super::ort_door::run_bound;
-use super::{Backend, BackendError, OrtCache, OrtOptions, names};
+use super::door::run_bound;
+use super::{OrtBackend, OrtCache, OrtOperators, owned_value};
+use crate::backend::guard::guarded;
+use crate::backend::{Backend, BackendError, OrtOptions, names};
 use crate::onnx::read::OnnxFile;
 
 /// A model whose inputs stay bound, and whose outputs can be inputs of the next run without a copy.
