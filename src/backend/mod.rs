@@ -8,8 +8,8 @@ mod error;
 mod guard;
 mod implied;
 mod in_place;
+mod kind;
 mod libraries;
-pub mod names;
 mod operators;
 #[cfg(feature = "ort")]
 mod ort;
@@ -30,12 +30,11 @@ use crate::onnx::read::OnnxFile;
 use crate::tensor::NamedTensors;
 
 #[cfg(feature = "ort")]
-pub use self::ort::{
-    NodeRun, OrtCache, OrtOperators, OrtRuntime, OrtSession, OrtTrace, OrtValue, RowMoves, load_onnxruntime,
-};
+pub use self::ort::{NodeRun, OrtCache, OrtRuntime, OrtSession, OrtTrace, OrtValue, RowMoves, load_onnxruntime};
 pub use error::{BackendError, BackendErrorKind, NamedBy};
 pub use implied::add_implied;
 pub use in_place::caches_in_place;
+pub use kind::{BackendKind, OrtOperators};
 pub use libraries::{
     TENSORRT_ROOT, find_onnxruntime, find_operator_library, find_tensorrt_plugin, most_instructions, operator_library,
     operator_library_to_copy, packing_of_weights,
@@ -55,13 +54,18 @@ pub fn uses_operators(model: &OnnxFile) -> bool {
 
 /// Whether `backend` computes with `models` what ONNX Runtime computes with the library, which none of them needs.
 pub fn repeats_ort<'a>(backend: &dyn Backend, models: impl IntoIterator<Item = &'a OnnxFile>) -> bool {
-    backend.name() == names::ORT_FUNCTION && !models.into_iter().any(uses_operators)
+    backend.kind() == BackendKind::OrtFunction && !models.into_iter().any(uses_operators)
 }
 
 /// A runtime.
 pub trait Backend {
+    /// What it is.
+    fn kind(&self) -> BackendKind;
+
     /// Name on the command line and in reports.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &'static str {
+        self.kind().name()
+    }
 
     /// Looks whether what the backend needs for `model` is there, such as libraries and bodies, without loading it.
     ///

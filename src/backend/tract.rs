@@ -11,7 +11,7 @@ use tract_onnx::prelude::{
 
 use super::guard::guarded;
 use super::signature::Signature;
-use super::{Backend, BackendError, Bound, Runner, names, operators};
+use super::{Backend, BackendError, BackendKind, Bound, Runner, operators};
 use crate::onnx::inline::inline_functions;
 use crate::onnx::proto::{ModelProto, TensorProto, tensor_proto::DataType};
 use crate::onnx::read::OnnxFile;
@@ -23,13 +23,15 @@ pub const TRACT_VERSION: &str = "0.23.9";
 /// Plans kept for input shapes, where one plan for all shapes cannot be made.
 const PLANS: usize = 4;
 
+const NAME: &str = BackendKind::Tract.name();
+
 /// The backend `tract`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct TractBackend;
 
 impl Backend for TractBackend {
-    fn name(&self) -> &'static str {
-        names::TRACT
+    fn kind(&self) -> BackendKind {
+        BackendKind::Tract
     }
 
     fn computes_bodies(&self) -> bool {
@@ -64,7 +66,7 @@ impl Backend for TractBackend {
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {
         self.probe(model)?;
-        let runner = guarded(names::TRACT, "load the model", || TractRunner::new(model))?;
+        let runner = guarded(NAME, "load the model", || TractRunner::new(model))?;
         Ok(Box::new(runner))
     }
 }
@@ -97,9 +99,9 @@ impl TractRunner {
         drop(proto);
         if let Some(name) = parsed.unresolved_inputs.first() {
             let text = format!("value `{name}` is not defined");
-            return Err(BackendError::Failed { backend: names::TRACT, stage: "load the model", text });
+            return Err(BackendError::Failed { backend: NAME, stage: "load the model", text });
         }
-        let symbolic = guarded(names::TRACT, "plan", || plan(parsed.model.clone())).ok();
+        let symbolic = guarded(NAME, "plan", || plan(parsed.model.clone())).ok();
         let outputs = file.outputs().into_iter().map(|output| output.name).collect();
         let signature = Signature::new(file);
         Ok(Self { signature, outputs, model: parsed.model, symbolic, by_shape: VecDeque::new() })
@@ -137,10 +139,10 @@ impl TractRunner {
 impl Runner for TractRunner {
     fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError> {
         self.signature.check(inputs)?;
-        guarded(names::TRACT, "run the model", || {
+        guarded(NAME, "run the model", || {
             let values = self.values(inputs)?;
             let shapes: Vec<Vec<usize>> = values.iter().map(|value| value.shape().to_vec()).collect();
-            let attempt = |plan| guarded(names::TRACT, "run the model", || self.outputs(&execute(plan, &values)?));
+            let attempt = |plan| guarded(NAME, "run the model", || self.outputs(&execute(plan, &values)?));
             if let Some(Ok(outputs)) = self.symbolic.as_ref().map(attempt) {
                 return Ok(outputs);
             }
@@ -158,12 +160,12 @@ impl Runner for TractRunner {
         let values: Vec<TValue> = values.into_iter().map(IntoTValue::into_tvalue).collect();
         let mut chosen: Option<Plan> = None;
         Ok(Box::new(move || {
-            guarded(names::TRACT, "run the model", || {
+            guarded(NAME, "run the model", || {
                 if let Some(plan) = &chosen {
                     return execute_bound(plan, &values).map(|()| None);
                 }
                 if let Some(plan) = &self.symbolic
-                    && guarded(names::TRACT, "run the model", || execute_bound(plan, &values)).is_ok()
+                    && guarded(NAME, "run the model", || execute_bound(plan, &values)).is_ok()
                 {
                     chosen = Some(Arc::clone(plan));
                     return Ok(None);
@@ -182,7 +184,7 @@ fn execute_bound(plan: &Plan, values: &[TValue]) -> Result<(), BackendError> {
 }
 
 fn failed(stage: &'static str, error: &tract_onnx::prelude::TractError) -> BackendError {
-    BackendError::Failed { backend: names::TRACT, stage, text: format!("{error:#}") }
+    BackendError::Failed { backend: NAME, stage, text: format!("{error:#}") }
 }
 
 fn plan(model: InferenceModel) -> Result<Plan, BackendError> {
@@ -201,7 +203,7 @@ fn tract_proto(file: &OnnxFile) -> Result<pb::ModelProto, BackendError> {
     let mut model: ModelProto = inline_functions(file.model())?;
     let weights = model.graph.as_mut().map(|graph| std::mem::take(&mut graph.initializer)).unwrap_or_default();
     let mut proto = pb::ModelProto::decode(model.encode_to_vec().as_slice()).map_err(|error| BackendError::Failed {
-        backend: names::TRACT,
+        backend: NAME,
         stage: "load the model",
         text: error.to_string(),
     })?;
@@ -250,7 +252,7 @@ fn tensor(name: &str, value: &TValue) -> Result<Tensor, BackendError> {
         }
     };
     Tensor::new(value.shape(), data).map_err(|error| BackendError::Failed {
-        backend: names::TRACT,
+        backend: NAME,
         stage: "read an output",
         text: format!("output `{name}`: {error}"),
     })

@@ -5,7 +5,7 @@ use std::path::Path;
 use jiff::Timestamp;
 
 use crate::{
-    backend::{self, Backend, Survey, names},
+    backend::{self, Backend, BackendKind, Survey},
     engine::Device,
     latency::{Library, ModelFile, hash_file},
 };
@@ -15,16 +15,16 @@ const ONNX_RUNTIME: &str = "ONNX Runtime";
 /// Those of `backends`, as far as they are there; `library` is the operator library where the user names one.
 pub(super) fn libraries(backends: &[Box<dyn Backend>], library: Option<&Path>) -> Vec<Library> {
     let mut libraries = Vec::new();
-    let named = |name: &str| backends.iter().any(|backend| backend.name() == name);
+    let named = |kind: BackendKind| backends.iter().any(|backend| backend.kind() == kind);
     #[cfg(feature = "ort")]
-    if named(names::ORT) || named(names::ORT_FUNCTION) {
+    if named(BackendKind::Ort) || named(BackendKind::OrtFunction) {
         libraries.extend(backend::load_onnxruntime().ok().map(|runtime| Library {
             name: ONNX_RUNTIME.into(),
             version: runtime.version().to_owned(),
             sha256: hash(runtime.path()),
         }));
     }
-    if named(names::ORT) {
+    if named(BackendKind::Ort) {
         let found = backend::find_operator_library(library).ok();
         libraries.extend(found.and_then(|path| hash(&path)).map(|sha256| Library {
             name: "libmoa_ort".into(),
@@ -32,11 +32,11 @@ pub(super) fn libraries(backends: &[Box<dyn Backend>], library: Option<&Path>) -
             sha256: Some(sha256),
         }));
     }
-    if named(names::TENSORRT) {
+    if named(BackendKind::TensorRt) {
         libraries.extend(tensorrt_libraries());
     }
     #[cfg(feature = "tract")]
-    if named(names::TRACT) {
+    if named(BackendKind::Tract) {
         libraries.push(Library { name: "tract".into(), version: backend::TRACT_VERSION.into(), sha256: None });
     }
     libraries
@@ -60,7 +60,7 @@ pub(super) fn packing(backends: &[Box<dyn Backend>]) -> Option<String> {
 
 /// A choice of the environment for the operator library, where that is one of `backends`.
 fn where_operators_run(backends: &[Box<dyn Backend>], choice: Result<Option<&'static str>, String>) -> Option<String> {
-    let is_used = backends.iter().any(|backend| backend.name() == names::ORT);
+    let is_used = backends.iter().any(|backend| backend.kind() == BackendKind::Ort);
     choice.ok().flatten().filter(|_| is_used).map(str::to_owned)
 }
 

@@ -25,7 +25,7 @@ use super::{
     verify_report,
 };
 use crate::{
-    backend::{Ranges, names},
+    backend::{BackendKind, Ranges},
     checkpoint::Checkpoint,
     parity::{
         AuditOutcome, BackendReport, Difference, FileAudit, GraphReport, MOST_ROWS, MOST_TOKENS, RoundingCost, Skip,
@@ -65,16 +65,16 @@ pub(super) fn verify(
         tensorrt: arguments.tensorrt.options(verified_ranges()),
     };
     let backends = backends(chosen, &backend_options)?;
-    let is_given = |name: &str| match name {
-        names::ORT => arguments.library.is_some(),
-        names::TENSORRT => arguments.tensorrt.plan.is_some(),
-        _ => false,
+    let is_given = |kind: BackendKind| match kind {
+        BackendKind::Ort => arguments.library.is_some(),
+        BackendKind::TensorRt => arguments.tensorrt.plan.is_some(),
+        BackendKind::OrtFunction | BackendKind::Tract => false,
     };
-    let names = backends.iter().map(|backend| backend.name());
+    let kinds = backends.iter().map(|backend| backend.kind());
     let options = VerifyOptions {
         tolerance: ToleranceOptions { atol: arguments.atol, rtol: arguments.rtol },
         seed: arguments.seed,
-        required: names.filter(|name| named || is_given(name)).map(str::to_owned).collect(),
+        required: kinds.filter(|kind| named || is_given(*kind)).collect(),
         skip_same: !named,
     };
     let report_file = OutputFile::of_option(arguments.json.as_deref(), arguments.force)?;
@@ -155,10 +155,11 @@ impl Verdict {
 
 /// The first backend that was not used and had to be, if there is one: of those that were asked for, and of all where
 /// none was used.
-fn must_have_run(result: &Verification, required: &[String]) -> Option<Failure> {
+fn must_have_run(result: &Verification, required: &[BackendKind]) -> Option<Failure> {
     let all_unused = result.backends.iter().all(|report| report.skipped.is_some());
     let is_asked_for = |report: &BackendReport| report.skipped.as_ref().is_some_and(|skip| skip.is_asked_for);
-    let must_run = |report: &&BackendReport| all_unused || required.contains(&report.backend) || is_asked_for(report);
+    let is_required = |report: &BackendReport| required.iter().any(|kind| kind.name() == report.backend);
+    let must_run = |report: &&BackendReport| all_unused || is_required(report) || is_asked_for(report);
     result.backends.iter().filter(must_run).find_map(unused_backend)
 }
 

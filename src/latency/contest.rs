@@ -14,7 +14,7 @@ use super::{
     subjects::{Job, Member},
 };
 use crate::{
-    backend::{Runner, names, repeats_ort, uses_operators},
+    backend::{BackendKind, Runner, repeats_ort, uses_operators},
     parity::{SAME, Yardstick, choices_of, expose_routing},
     tensor::NamedTensors,
 };
@@ -111,7 +111,7 @@ impl<'a> Contest<'a> {
 
     /// Whether `backend` computes what a contestant computes.
     fn repeats(&self, member: usize, backend: usize) -> bool {
-        let runs = |one: &Contestant| one.member == member && one.subject.backend == names::ORT;
+        let runs = |one: &Contestant| one.member == member && one.subject.backend == BackendKind::Ort.name();
         let file = &self.job.members[member].file;
         self.contestants.iter().any(runs) && repeats_ort(self.setup.backends[backend].as_ref(), [file])
     }
@@ -211,8 +211,11 @@ impl<'a> Contest<'a> {
     /// Whether a contestant computes otherwise than the yardstick, which is ONNX Runtime without our library.
     fn is_compared(&self, contestant: usize) -> bool {
         let Contestant { subject, member, .. } = &self.contestants[contestant];
-        let name = subject.backend.as_str();
-        name != names::ORT_FUNCTION && (name != names::ORT || uses_operators(&self.job.members[*member].file))
+        match BackendKind::of_name(&subject.backend) {
+            Some(BackendKind::OrtFunction) => false,
+            Some(BackendKind::Ort) => uses_operators(&self.job.members[*member].file),
+            Some(BackendKind::Tract | BackendKind::TensorRt) | None => true,
+        }
     }
 
     fn judgement(
@@ -239,7 +242,7 @@ impl<'a> Contest<'a> {
                 None if agreement.ties > 0 => Verdict::NotChecked {
                     why: "on every input that was tried, rounding alone changes the choice of an expert".into(),
                 },
-                None => Verdict::Agrees { with: names::ORT_FUNCTION.into(), agreement },
+                None => Verdict::Agrees { with: BackendKind::OrtFunction.name().into(), agreement },
             };
             judgement.verdicts.push((*index, verdict));
         }

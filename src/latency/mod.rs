@@ -49,7 +49,7 @@ use shapes::{point_of, random_inputs};
 use subjects::{Job, Member, common_parts, jobs};
 
 use crate::{
-    backend::{Backend, BackendError, Bound, OrtOptions, Runner, caches_in_place, names, uses_operators},
+    backend::{Backend, BackendError, BackendKind, Bound, OrtOptions, Runner, caches_in_place, uses_operators},
     onnx::OnnxFile,
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
@@ -117,7 +117,7 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
         regression::can_be_compared(&receipt, setup.models, &jobs, older)?;
     }
     let mut members = jobs.iter().flat_map(|job| &job.members);
-    let can_be_in_place = setup.backends.iter().any(|backend| backend.name() == names::ORT)
+    let can_be_in_place = setup.backends.iter().any(|backend| backend.kind() == BackendKind::Ort)
         && members.any(|member| !caches_in_place(&member.file).is_empty());
     if setup.in_place && !can_be_in_place {
         return Err(LatencyError::NotInPlace { skipped: None });
@@ -148,7 +148,7 @@ pub fn bench(setup: &Setup<'_>, mut receipt: Receipt) -> Result<BenchResult, Lat
     }
     let mut contestants = contests.iter().flat_map(|contest| &contest.contestants);
     if setup.in_place && !contestants.any(|contestant| contestant.in_place) {
-        let skipped = result.skipped.iter().find(|skipped| skipped.subject.backend == names::ORT);
+        let skipped = result.skipped.iter().find(|skipped| skipped.subject.backend == BackendKind::Ort.name());
         return Err(LatencyError::NotInPlace { skipped: skipped.map(|skipped| skipped.why.clone()) });
     }
     for contest in &mut contests {
@@ -182,11 +182,11 @@ impl Setup<'_> {
             (!uses_operators(file), bytes_of(file))
         });
         let all = self.backends.iter().map(Box::as_ref);
-        let mut backends: Vec<&dyn Backend> = all.filter(|backend| backend.name() != names::TENSORRT).collect();
-        backends.sort_by_key(|backend| backend.name() == names::ORT_FUNCTION);
+        let mut backends: Vec<&dyn Backend> = all.filter(|backend| backend.kind() != BackendKind::TensorRt).collect();
+        backends.sort_by_key(|backend| backend.kind() == BackendKind::OrtFunction);
         let mut has_ort = false;
         for backend in backends {
-            if has_ort && backend.name() == names::ORT_FUNCTION {
+            if has_ort && backend.kind() == BackendKind::OrtFunction {
                 continue;
             }
             let called = graphs.iter().find_map(|(job, member)| {
@@ -194,7 +194,7 @@ impl Setup<'_> {
                 let mut runner = backend.load(&job.members[*member].file).ok()?;
                 runner.bind(&inputs[*member]).ok()?().ok()
             });
-            has_ort |= called.is_some() && backend.name() == names::ORT;
+            has_ort |= called.is_some() && backend.kind() == BackendKind::Ort;
         }
     }
 
@@ -263,7 +263,6 @@ impl Setup<'_> {
     /// its table without that.
     #[cfg(feature = "ort")]
     fn record(&self, contest: &Contest<'_>, result: &mut BenchResult) {
-        use crate::backend::OrtOperators;
         let size = |point: &&usize| {
             let sizes = &contest.job.points[**point];
             sizes.values().map(|size| size.max(&1)).product::<usize>()
@@ -271,11 +270,8 @@ impl Setup<'_> {
         let points: Vec<usize> = (0..contest.job.points.len()).collect();
         let Some(point) = points.iter().max_by_key(size).copied() else { return };
         for contestant in contest.contestants.iter().filter(|_| contest.job.module.is_none()) {
-            let operators = match contestant.subject.backend.as_str() {
-                names::ORT => OrtOperators::Library,
-                names::ORT_FUNCTION => OrtOperators::Functions,
-                _ => continue,
-            };
+            let kind = BackendKind::of_name(&contestant.subject.backend);
+            let Some(operators) = kind.and_then(BackendKind::ort_operators) else { continue };
             let file = &contest.job.members[contestant.member].file;
             let inputs = &contest.inputs[point][contestant.member];
             let call = contestant.first_calls.get(point).copied().unwrap_or(1);

@@ -98,7 +98,7 @@ pub enum VerifyError {
     #[error("the backend {name} is required, and is not among those that were given")]
     NotGiven {
         /// Its name.
-        name: String,
+        name: &'static str,
     },
     /// What the user gave a backend, such as a plan, does not serve: nothing was verified.
     #[error(transparent)]

@@ -48,7 +48,7 @@ pub use verdict::Finding;
 pub use weights::{AuditError, WeightAudit};
 
 use crate::{
-    backend::{Backend, names, repeats_ort},
+    backend::{Backend, BackendKind, repeats_ort},
     checkpoint::Checkpoint,
     export::{ExportError, import},
     metadata,
@@ -67,8 +67,8 @@ pub struct VerifyOptions {
     pub tolerance: ToleranceOptions,
     /// Seed of the inputs.
     pub seed: u64,
-    /// Names of backends that are not skipped: where one cannot be used, nothing is verified.
-    pub required: Vec<String>,
+    /// Backends that are not skipped: where one cannot be used, nothing is verified.
+    pub required: Vec<BackendKind>,
     /// Whether `ort-function` is skipped where the model has none of our operators, so that `ort` runs the same.
     pub skip_same: bool,
 }
@@ -280,9 +280,9 @@ pub fn verify_watched(
     let family = checkpoint.config().model_type().to_owned();
     let probe = import(checkpoint, None).map_err(ExportError::from)?;
     let files = Files::open(path, &family, &probe)?;
-    for name in &options.required {
-        let backend = backends.iter().find(|backend| backend.name() == name);
-        let backend = backend.ok_or_else(|| VerifyError::NotGiven { name: name.clone() })?;
+    for kind in &options.required {
+        let backend = backends.iter().find(|backend| backend.kind() == *kind);
+        let backend = backend.ok_or(VerifyError::NotGiven { name: kind.name() })?;
         files.graphs.iter().try_for_each(|(_, file)| must_be_there(backend.as_ref(), file))?;
     }
     let Settings { gate_mode, form, is_stated, precision, .. } = files.settings;
@@ -386,14 +386,14 @@ fn must_be_there(backend: &dyn Backend, file: &OnnxFile) -> Result<(), VerifyErr
 
 /// Whether `backend` computes what ONNX Runtime has computed.
 fn repeats(backend: &dyn Backend, reports: &[BackendReport], files: &Files) -> bool {
-    let has_run = |report: &BackendReport| report.backend == names::ORT && report.skipped.is_none();
+    let has_run = |report: &BackendReport| report.backend == BackendKind::Ort.name() && report.skipped.is_none();
     reports.iter().any(has_run) && repeats_ort(backend, files.graphs.iter().map(|(_, file)| file))
 }
 
 /// Why `backend` is not to run graphs of which ONNX Runtime has failed to run one: the result is known, and a runtime
 /// that checks less may take the program down with it.
 fn failed_before(backend: &dyn Backend, reports: &[BackendReport]) -> Option<Skip> {
-    let is_ort = |name: &str| [names::ORT, names::ORT_FUNCTION].contains(&name);
+    let is_ort = |name: &str| BackendKind::of_name(name).is_some_and(|kind| kind.ort_operators().is_some());
     reports.iter().filter(|report| is_ort(&report.backend) && !is_ort(backend.name())).find_map(|report| {
         let graph = report.graphs.iter().find(|graph| graph.failure.is_some())?;
         Some(Skip::failed(&report.backend, &graph.graph))

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use data::data;
 use moa_export::{
-    backend::{self, Backend, BackendError, OrtOptions, Runner},
+    backend::{self, Backend, BackendError, BackendKind, OrtOptions, Runner},
     checkpoint::Checkpoint,
     export::{ExportOptions, ExternalData, OPSETS, export},
     metadata,
@@ -362,8 +362,8 @@ fn a_transposed_expert_is_found() {
 struct Altering(Box<dyn Backend>);
 
 impl Backend for Altering {
-    fn name(&self) -> &'static str {
-        self.0.name()
+    fn kind(&self) -> BackendKind {
+        self.0.kind()
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {

@@ -1,7 +1,7 @@
 //! Faults that show at some sizes of calls alone, as where a kernel has a path of its own for them.
 
 use moa_export::{
-    backend::{self, Backend, BackendError, OrtOptions, Runner},
+    backend::{self, Backend, BackendError, BackendKind, OrtOptions, Runner},
     export::export,
     onnx::{
         OnnxFile,
@@ -91,8 +91,8 @@ fn calls_of_every_size_that_kernels_tell_apart_are_checked() {
 struct WrongInPlace(Box<dyn Backend>);
 
 impl Backend for WrongInPlace {
-    fn name(&self) -> &'static str {
-        self.0.name()
+    fn kind(&self) -> BackendKind {
+        self.0.kind()
     }
 
     fn load(&self, model: &OnnxFile) -> Result<Box<dyn Runner>, BackendError> {

@@ -23,7 +23,8 @@ use super::guard::guarded;
 use super::libraries::find_operator_library;
 use super::signature::Signature;
 use super::{
-    Backend, BackendError, Bound, LibraryUse, OrtOptions, Runner, RuntimeLibrary, caches_in_place, names, operators,
+    Backend, BackendError, BackendKind, Bound, LibraryUse, OrtOperators, OrtOptions, Runner, RuntimeLibrary,
+    caches_in_place, operators,
 };
 use crate::engine::is_prepared;
 use crate::files::folder_of;
@@ -40,16 +41,6 @@ pub use trace::{NodeRun, OrtTrace};
 /// ONNX Runtime keeps the domains of custom operators in one table of the process and does not guard it: two
 /// sessions made at once may both find the domain missing, and one of them then fails.
 static LOADING: Mutex<()> = Mutex::new(());
-
-/// Who computes the operators of the `ai.moa` domain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OrtOperators {
-    /// The operator library.
-    #[default]
-    Library,
-    /// ONNX Runtime, by the functions that the model carries.
-    Functions,
-}
 
 /// The backends `ort` and `ort-function`.
 #[derive(Debug, Clone)]
@@ -129,11 +120,8 @@ impl OrtBackend {
 }
 
 impl Backend for OrtBackend {
-    fn name(&self) -> &'static str {
-        match self.operators {
-            OrtOperators::Library => names::ORT,
-            OrtOperators::Functions => names::ORT_FUNCTION,
-        }
+    fn kind(&self) -> BackendKind {
+        self.operators.into()
     }
 
     fn computes_bodies(&self) -> bool {

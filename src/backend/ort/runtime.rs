@@ -14,7 +14,7 @@ use crate::backend::cut_off::cut_off;
 use crate::backend::guard::guarded;
 use crate::backend::libraries::find_onnxruntime;
 use crate::backend::runtime_library::said_of;
-use crate::backend::{BackendError, OrtOptions, RuntimeLibrary, names};
+use crate::backend::{BackendError, BackendKind, OrtOptions, RuntimeLibrary};
 
 /// ONNX Runtime, loaded.
 #[derive(Debug, Clone)]
@@ -76,7 +76,7 @@ pub fn load_onnxruntime() -> Result<OrtRuntime, BackendError> {
         return Ok(runtime.clone());
     }
     let path = find_onnxruntime()?;
-    let runtime = guarded(names::ORT, "load ONNX Runtime", || load(&path))?;
+    let runtime = guarded(BackendKind::Ort.name(), "load ONNX Runtime", || load(&path))?;
     *loaded = Some(runtime.clone());
     Ok(runtime)
 }

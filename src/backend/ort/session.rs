@@ -9,9 +9,9 @@ use ort::session::{IoBinding, Session};
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType};
 
 use super::door::run_bound;
-use super::{OrtBackend, OrtCache, OrtOperators, owned_value};
+use super::{OrtBackend, OrtCache, owned_value};
 use crate::backend::guard::guarded;
-use crate::backend::{Backend, BackendError, OrtOptions, names};
+use crate::backend::{Backend, BackendError, BackendKind, OrtOperators, OrtOptions};
 use crate::onnx::read::OnnxFile;
 
 /// A model whose inputs stay bound, and whose outputs can be inputs of the next run without a copy.
@@ -226,7 +226,7 @@ impl OrtValue {
     ///
     /// Where it is another kind of value, or has another number of them.
     pub fn set_integers(&mut self, values: &[i64]) -> Result<(), BackendError> {
-        let failed = |error: ort::Error| failure(names::ORT, "write a tensor", &error);
+        let failed = |error: ort::Error| failure(BackendKind::Ort.name(), "write a tensor", &error);
         let (_, integers) = self.0.try_extract_tensor_mut::<i64>().map_err(failed)?;
         if integers.len() != values.len() {
             return Err(failed(ort::Error::new(format!("{} values for {}", values.len(), integers.len()))));
@@ -244,7 +244,7 @@ impl OrtValue {
         let extracted = self.0.try_extract_tensor::<f32>();
         extracted
             .map(|(shape, values)| (&**shape, values))
-            .map_err(|error| failure(names::ORT, "read an output", &error))
+            .map_err(|error| failure(BackendKind::Ort.name(), "read an output", &error))
     }
 }
 

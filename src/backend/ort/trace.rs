@@ -8,7 +8,7 @@ use std::{env, fs, io};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use crate::backend::{BackendError, names};
+use crate::backend::{BackendError, BackendKind};
 use crate::scratch::scratch_folder;
 
 /// A folder for the runtime's records, removed when dropped.
@@ -78,5 +78,5 @@ impl Event {
 }
 
 fn failed(text: &str) -> BackendError {
-    BackendError::Failed { backend: names::ORT, stage: "record nodes", text: text.to_owned() }
+    BackendError::Failed { backend: BackendKind::Ort.name(), stage: "record nodes", text: text.to_owned() }
 }

@@ -21,7 +21,7 @@ pub use installation::{Installation, Survey};
 
 use moa_schema::{FloatType, interface::axis};
 
-use super::{Backend, BackendError, Runner, names, operators, signature::Signature};
+use super::{Backend, BackendError, BackendKind, Runner, operators, signature::Signature};
 use crate::{
     engine::{BuildOptions, Cache, Dtype, PLAN_WARNING, PlanLock, ShapeProfile, Sizes, dtype_of, open_dims, shapes},
     onnx::{
@@ -180,8 +180,8 @@ impl TensorRtBackend {
 }
 
 impl Backend for TensorRtBackend {
-    fn name(&self) -> &'static str {
-        names::TENSORRT
+    fn kind(&self) -> BackendKind {
+        BackendKind::TensorRt
     }
 
     /// The plugin computes with activations of the type of the matrices.

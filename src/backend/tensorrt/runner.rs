@@ -8,13 +8,15 @@ use super::{
     error::EngineStage,
 };
 use crate::{
-    backend::{BackendError, Bound, Runner, guard::guarded, names, signature::Signature},
+    backend::{BackendError, BackendKind, Bound, Runner, guard::guarded, signature::Signature},
     engine::{InputShapes, ShapeProfile},
     onnx::proto::tensor_proto::DataType,
     tensor::{NamedTensors, Tensor, TensorData},
 };
 
 const RUN: &str = EngineStage::Run.as_str();
+
+const NAME: &str = BackendKind::TensorRt.name();
 
 /// A loaded engine, with the signature of the model that it was built from where that is known.
 pub(super) struct TensorRtRunner {
@@ -122,7 +124,7 @@ fn take(context: &mut Context, output: &EngineTensor, wide: bool) -> Result<Tens
 impl Runner for TensorRtRunner {
     fn run(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, BackendError> {
         let profile = self.check(inputs)?;
-        guarded(names::TENSORRT, RUN, || {
+        guarded(NAME, RUN, || {
             let outputs: Vec<EngineTensor> = self.tensors.iter().filter(|tensor| !tensor.is_input).cloned().collect();
             let wide = self.wide.clone();
             let context = self.give(profile, inputs)?;
@@ -138,7 +140,7 @@ impl Runner for TensorRtRunner {
     fn bind<'a>(&'a mut self, inputs: &'a NamedTensors) -> Result<Bound<'a>, BackendError> {
         let profile = self.check(inputs)?;
         let context = self.give(profile, inputs)?;
-        Ok(Box::new(move || guarded(names::TENSORRT, RUN, || context.run_timed().map(Some).map_err(running))))
+        Ok(Box::new(move || guarded(NAME, RUN, || context.run_timed().map(Some).map_err(running))))
     }
 }
 
@@ -180,7 +182,7 @@ fn running(error: DoorError) -> BackendError {
 }
 
 fn failed(stage: &'static str, text: String) -> BackendError {
-    BackendError::Failed { backend: names::TENSORRT, stage, text }
+    BackendError::Failed { backend: NAME, stage, text }
 }
 
 fn described(input: &EngineTensor, ranges: &[&InputShapes]) -> String {

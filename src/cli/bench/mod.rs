@@ -234,7 +234,7 @@ fn verified(
     let Some(path) = &arguments.checkpoint else { return Ok(None) };
     let checkpoint = open_checkpoint(path, arguments.config.as_deref())?;
     let named = if arguments.backends.is_empty() { &[] } else { backends };
-    let required = named.iter().map(|backend| backend.name().to_owned()).collect();
+    let required = named.iter().map(|backend| backend.kind()).collect();
     let options =
         VerifyOptions { seed: arguments.seed(), required, skip_same: named.is_empty(), ..VerifyOptions::default() };
     let (mut all, progress) = (Vec::new(), VerifyProgress::new());
