@@ -19,7 +19,7 @@ macro_rules! codes {
 
 codes! {
     Disagreement = 129, "`bench`: backends disagree, so nothing is timed";
-    Usage = 201, "the command line, or options that do not go together";
+    Usage = 201, "the command line, options that do not go together, or a variable with a value that it cannot have";
     OutputExists = 211, "an output exists, and there is no `--force`";
     OutputKind = 212, "an output is a folder and must be a file, the other way round, or a link";
     OutputIsInput = 213, "an output would replace what the export is made from";
