@@ -2,6 +2,22 @@
 
 use crate::WeightError;
 
+/// What a checkpoint has where a tensor is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Instead {
+    /// The stored name of a tensor that is called as the missing one, with more before or within it.
+    Longer(String),
+    /// A tensor that no part of the model reads.
+    Unread {
+        /// Its stored name.
+        tensor: String,
+        /// Its shape.
+        shape: String,
+        /// Whether it has the shape of the missing one with the last two dimensions exchanged.
+        is_transposed: bool,
+    },
+}
+
 /// Why tensors and configuration do not make a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -15,8 +31,8 @@ pub enum ImportError {
         tensor: String,
         /// Shape that it should have.
         expected: String,
-        /// A stored name that is this one with more before or within it.
-        longer: Option<String>,
+        /// What may be meant by it.
+        instead: Option<Box<Instead>>,
     },
     /// A tensor has another shape than the configuration says.
     #[error("{origin}: tensor \"{tensor}\" has shape {found}, expected {expected}")]

@@ -23,7 +23,7 @@ pub mod quantization;
 mod synthetic;
 mod weight;
 
-pub use error::ImportError;
+pub use error::{ImportError, Instead};
 pub use float::{FloatType, OutOfRange, Rounding};
 pub use lower::{Form, LowerError, NamedGraph, Options, lower};
 pub use part::Part;

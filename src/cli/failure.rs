@@ -3,6 +3,7 @@
 mod from;
 #[cfg(feature = "ort")]
 mod from_generate;
+mod from_import;
 
 pub(super) use from::COMPARABLE;
 #[cfg(feature = "ort")]

@@ -181,6 +181,13 @@ fn layers_that_contradict_themselves() {
     model.set("casual", true);
     Scene::with(&model).refuses("ck -o m.onnx", 3, &["key \"casual\" is not known (known: ", "causal"]);
     let mut model = Model::layer();
+    model.set("gate_mode", "softmax_topk_renorm");
+    Scene::with(&model).refuses(
+        "ck -o m.onnx",
+        3,
+        &["key \"gate_mode\" is not known", "help: leave it out; --gate-mode"],
+    );
+    let mut model = Model::layer();
     model.set("cross_attention", true);
     model.set("causal", true);
     Scene::with(&model).refuses("ck -o m.onnx", 3, &["key \"causal\" must be false"]);

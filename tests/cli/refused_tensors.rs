@@ -125,6 +125,33 @@ fn names_are_those_of_the_file() {
 }
 
 /// Names come from the file: what they hold must not reach a terminal.
+/// Parts of what is said of a layer whose tensor `name` is stored as `other`, in the shape `shape`.
+#[track_caller]
+fn renamed(name: &str, other: &str, shape: &[usize], parts: &[&str]) {
+    let mut model = Model::layer();
+    let mut stored = model.tensors.remove(name).unwrap();
+    stored.shape = shape.to_vec();
+    model.tensors.insert(other.into(), stored);
+    let name = format!("\"{name}\"");
+    let parts: Vec<_> = [name.as_str(), "is missing"].into_iter().chain(parts.iter().copied()).collect();
+    Scene::with(&model).refuses("ck -o m.onnx", 3, &parts);
+}
+
+#[test]
+fn what_nothing_reads_may_be_what_is_missing() {
+    let layer = Model::layer();
+    let shape_of = |name: &str| layer.tensors[name].shape.clone();
+    let keys = shape_of("k_proj.weight");
+    let text = format!("has \"key_proj.weight\" of shape {keys:?}, which no part of the model reads");
+    renamed("k_proj.weight", "key_proj.weight", &keys, &[&text, "save it under that name"]);
+    let mut gate = shape_of("q_proj.w_gate");
+    gate.reverse();
+    let text = format!("has \"q_proj.gate.weight\" of shape {gate:?}");
+    renamed("q_proj.w_gate", "q_proj.gate.weight", &gate, &[&text, "with its last two dimensions exchanged"]);
+    let flat = [keys.iter().product()];
+    renamed("k_proj.weight", "wk", &flat, &["has \"wk\" of shape", "save it in that shape"]);
+}
+
 #[test]
 fn names_are_shown_harmlessly() {
     for name in ["a\u{1b}[31mb", "a\nerror[MOA-E9999]: b", "\u{7}"] {

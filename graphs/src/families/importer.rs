@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use super::{COMPILED_PREFIX, Config};
-use crate::{FloatType, ImportError, Runs, TensorDirectory, Weight, WeightError};
+use crate::{FloatType, ImportError, Instead, Runs, TensorDirectory, Weight, WeightError};
 
 /// A dimension that is known, or any (`None`).
 pub(super) type Dim = Option<usize>;
@@ -50,7 +50,7 @@ impl<'a> Importer<'a> {
                 origin: self.tensors.origin().into(),
                 tensor: self.stored_name(name),
                 expected: pattern_text(pattern),
-                longer: self.longer(name),
+                instead: self.longer(name).map(|longer| Instead::Longer(longer).into()),
             });
         };
         self.check_shape(name, &weight, pattern)?;

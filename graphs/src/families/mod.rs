@@ -16,6 +16,7 @@ mod molm;
 mod renamed;
 mod rotary;
 mod translation;
+mod unread;
 
 pub use config::Config;
 pub use fairseq::DEFAULT_POSITIONS;
@@ -126,7 +127,14 @@ pub fn import(config: &Config, tensors: &dyn TensorDirectory, options: ImportOpt
     if !tensors.is_synthetic() && config.flag_or("expert_bias", false)? {
         return Err(config.unsupported("\"expert_bias\": true".into()));
     }
-    import_held(family, MOST_HOLDERS, config, tensors, options)
+    let import = |tensors: &dyn TensorDirectory| import_held(family, MOST_HOLDERS, config, tensors, options);
+    import(tensors).map_err(|error| match error {
+        ImportError::MissingTensor { origin, tensor, expected, instead: None } => {
+            let instead = unread::instead_of(&tensor, tensors, |tensors| import(tensors).map(|_| ()));
+            ImportError::MissingTensor { origin, tensor, expected, instead: instead.map(Box::new) }
+        }
+        error => error,
+    })
 }
 
 /// A model with at most so many holders, each of which has its prefix before every name.

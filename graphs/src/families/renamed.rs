@@ -56,4 +56,8 @@ impl TensorDirectory for Renamed<'_> {
     fn origin(&self) -> &str {
         self.stored.origin()
     }
+
+    fn make(&self, name: &str, shape: &[usize]) -> Option<Weight> {
+        Some(self.stored.make(&(self.naming.restore)(name), shape)?.renamed(name.into()))
+    }
 }

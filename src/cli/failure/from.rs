@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use moa_graphs::{FloatType, ImportError, LowerError, WeightError};
+use moa_graphs::{FloatType, LowerError, WeightError};
 use moa_schema::interface::axis::may_be_empty;
 
 use super::{Code, FOLDER_HELP, Failure};
@@ -87,61 +87,6 @@ fn help_of_weight(error: &WeightError) -> Option<&'static str> {
         WeightError::Damaged { .. } => Some("copy or download the checkpoint again"),
         WeightError::Changed { .. } => Some("wait until nothing writes to the checkpoint, then try again"),
         _ => None,
-    }
-}
-
-impl From<ImportError> for Failure {
-    fn from(error: ImportError) -> Self {
-        let message = error.to_string();
-        match error {
-            ImportError::Weight(error) => error.into(),
-            ImportError::Family { .. } => Self::new(
-                Code::ModelUnsupported,
-                message,
-                Some("models with Mixture-of-Attention layers alone are exported here; Optimum exports others"),
-            ),
-            ImportError::Unsupported { .. } => Self::new(
-                Code::ModelUnsupported,
-                message,
-                Some(
-                    "where the weights need no such setting, correct the configuration or give another with --config FILE",
-                ),
-            ),
-            ImportError::MissingKey { .. } | ImportError::UnknownKey { .. } | ImportError::InvalidKey { .. } => {
-                Self::new(
-                    Code::ConfigKey,
-                    message,
-                    Some("correct the configuration, or give another one with --config FILE"),
-                )
-            }
-            ImportError::AliasConflict { .. } => Self::new(
-                Code::OtherConfig,
-                message,
-                Some(
-                    "where they are two, say so in the configuration, or in another one with --config FILE: \"tie_word_embeddings\": false \
-                     (JetMoE, MoLM), \"share_all_embeddings\": false (translation) or \"untie_weights_roberta\": true (masked LM)",
-                ),
-            ),
-            ImportError::ExtraTensors { .. } => Self::new(
-                Code::ExtraTensors,
-                message,
-                Some("the configuration may name another family or fewer layers than the checkpoint has"),
-            ),
-            ImportError::MissingTensor { tensor, longer: Some(longer), .. } => {
-                let help = format!(
-                    "the checkpoint has \"{longer}\"; save the state_dict() of the model itself, or rename its tensors, \
-                     so that it is \"{tensor}\""
-                );
-                Self::new(Code::OtherConfig, message, Some(&help))
-            }
-            _ => Self::new(
-                Code::OtherConfig,
-                message,
-                Some(
-                    "configuration and checkpoint must come from the same model; give another configuration with --config FILE",
-                ),
-            ),
-        }
     }
 }
 
