@@ -275,15 +275,25 @@ fn lone_shard(folder: &Path) -> Option<(OsString, &'static str)> {
     Some((first, index))
 }
 
+/// What a Trainer of transformers calls its folders, before the number of the step.
+const STEP: &str = "checkpoint-";
+
+/// Ending of the files of PyTorch Lightning, which say how they become checkpoints when they are given.
+const LIGHTNING: &str = "ckpt";
+
 /// What a folder without a checkpoint holds in its place: the only snapshot, as the cache of the Hugging Face Hub has
-/// them, or the only file that may hold tensors.
+/// them, the latest checkpoint of a Trainer, or the only file that may hold tensors.
 fn meant(folder: &Path) -> Option<PathBuf> {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let only = |mut found: Vec<PathBuf>| found.pop().filter(|_| found.is_empty());
     let snapshots = if folder.ends_with("snapshots") { folder.to_owned() } else { folder.join("snapshots") };
     let snapshot = only(entries(&snapshots).filter(|path| path.join(CONFIG).is_file()).collect());
-    let named = entries(folder).filter(|path| has_ending(path, CHECKPOINT_ENDINGS));
-    snapshot.or_else(|| only(named.collect()))
+    let step = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix(STEP)?.parse::<u64>().ok();
+    let latest = || {
+        entries(folder).filter(|path| path.join(CONFIG).is_file()).max_by_key(step).filter(|path| step(path).is_some())
+    };
+    let named = entries(folder).filter(|path| has_ending(path, CHECKPOINT_ENDINGS) || has_ending(path, &[LIGHTNING]));
+    snapshot.or_else(latest).or_else(|| only(named.collect()))
 }
 
 /// Whether a file is named as transformers names one of several shards: with numbers of five digits.

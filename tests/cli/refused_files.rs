@@ -40,6 +40,14 @@ fn what_a_folder_holds_in_place_of_a_checkpoint_is_named() {
     scene.refuses("ck -o m.onnx", 5, &["help: did you mean ck/W.SAFETENSORS?"]);
     scene.write("ck/model.pt", "");
     scene.refuses("ck -o m.onnx", 5, &[generic]);
+    for step in [500, 1500, 1000] {
+        Model::layer().write(&scene.path(&format!("trainer/checkpoint-{step}")));
+    }
+    fs::create_dir(scene.path("trainer/checkpoint-9999")).unwrap();
+    scene.refuses("trainer -o m.onnx", 5, &["help: did you mean trainer/checkpoint-1500?"]);
+    fs::create_dir(scene.path("lightning")).unwrap();
+    scene.write("lightning/last.ckpt", "");
+    scene.refuses("lightning -o m.onnx", 5, &["help: did you mean lightning/last.ckpt?"]);
 }
 
 #[test]
