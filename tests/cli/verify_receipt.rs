@@ -96,6 +96,18 @@ fn where_constants_that_differ_come_from_is_told() {
     assert!(outcome.stdout.contains(says) && !outcome.stdout.contains(GUESS), "{}", outcome.stdout);
 }
 
+/// A script must not take a wrong checkpoint for a model that is not supported.
+#[test]
+fn a_graph_without_modules_of_the_checkpoint_is_a_fault() {
+    require_runtime();
+    let scene = Scene::with_fixture("variants/v_ffd_moe");
+    scene.accepts("ck -o out");
+    let (checkpoint, parts) =
+        (data("nmt"), ["MOA-E0118", "it was made from another checkpoint", "help: give the checkpoint"]);
+    let line = format!("verify out --backends ort --checkpoint {}", checkpoint.display());
+    scene.refuses(&line, 1, &parts);
+}
+
 /// What the exit code says of a backend that was asked for, the JSON says too.
 #[test]
 fn a_verification_without_a_named_library_is_incomplete() {

@@ -296,7 +296,7 @@ impl From<TensorFileError> for Failure {
             TensorFileError::Numpy { kind: NUMPY_ARRAY, .. } => Some(NUMPY_ARRAY_HELP),
             TensorFileError::Numpy { .. } => Some(NUMPY_HELP),
             TensorFileError::Dtype { .. } => {
-                Some("convert it to one of these before it is saved, as `tensor.float()` does")
+                Some("convert it before it is saved, as `tensor.float()` does, or `tensor.long()` for masks and ids")
             }
             _ => Some("named tensors are one .safetensors file, for inputs with a tensor per graph input"),
         };
@@ -326,7 +326,7 @@ impl From<VerifyError> for Failure {
                 Self::new(Code::OnnxMalformed, message, Some("give the file that `moa-export CHECKPOINT -o OUT` wrote"))
             }
             VerifyError::RoutingUnseen { is_of_other_weights: true, .. } => {
-                Self::new(Code::RoutingUnseen, message, Some("give the checkpoint that it was exported from"))
+                Self::new(Code::OtherWeights, message, Some("give the checkpoint that it was exported from"))
             }
             VerifyError::RoutingUnseen { .. } => Self::new(
                 Code::RoutingUnseen,
