@@ -1,6 +1,7 @@
 //! One line, one help line and an exit code: what the user sees of an error.
 
 mod from;
+mod from_engine;
 #[cfg(feature = "ort")]
 mod from_generate;
 mod from_import;
