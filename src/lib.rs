@@ -59,6 +59,7 @@ pub mod metadata;
 pub mod onnx;
 pub mod parity;
 pub mod profile;
+pub mod provenance;
 pub mod random;
 pub mod reference;
 pub mod report;

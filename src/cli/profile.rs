@@ -72,7 +72,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     }
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
     let receipt = match page {
-        Some(_) => profile_report::receipt(arguments, std::slice::from_ref(&backend))?,
+        Some(_) => profile_report::receipt(arguments, std::slice::from_ref(&backend), &profiler)?,
         None => Vec::new(),
     };
     let progress = progress::batches(batches.len());

@@ -11,8 +11,8 @@ use super::{
 use crate::{
     backend::Backend,
     files::name_of,
-    latency::{LatencyError, Machine, Model, hash_file, now},
-    profile::{ModuleProfile, Score},
+    profile::{ModuleProfile, Profiler, Score},
+    provenance::{Machine, ModelFile, hash_file, now},
     report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Table},
     side_files,
 };
@@ -42,6 +42,7 @@ pub(super) fn page(profiled: &Profiled<'_>) -> Report {
 pub(super) fn receipt(
     arguments: &ProfileArguments,
     backends: &[Box<dyn Backend>],
+    profiler: &Profiler,
 ) -> Result<Vec<(String, String)>, Failure> {
     let libraries = libraries(backends, arguments.library.as_deref());
     let mut facts = vec![("Processor".to_owned(), Machine::processor().unwrap_or_else(|| "unknown".into()))];
@@ -50,12 +51,15 @@ pub(super) fn receipt(
     facts.extend(instructions(backends).map(|level| ("Instructions, at most".to_owned(), level)));
     facts.extend(packing(backends).map(|way| ("Packing of bf16".to_owned(), way)));
     facts.extend(libraries.iter().map(fact));
-    facts.extend(Model::open(&arguments.model)?.files()?.iter().map(|file| (file.file.clone(), file_fact(file))));
+    for path in profiler.files() {
+        let file = ModelFile::of("", path)?;
+        facts.push((file.file.clone(), file_fact(&file)));
+    }
     let beside = side_files::files_in(&folder(&arguments.model));
     let beside = beside.iter().map(|path| (name_of(path), path));
     let named = arguments.inputs.iter().chain(&arguments.dict).map(|path| (path.display().to_string(), path));
     for (name, path) in beside.chain(named) {
-        let (sha256, bytes) = hash_file(path).map_err(LatencyError::from)?;
+        let (sha256, bytes) = hash_file(path)?;
         facts.push((name, format!("{bytes} bytes, sha256 {sha256}")));
     }
     Ok(facts)

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::{
     backend::{self, Backend, BackendKind, Survey},
     engine::Device,
-    latency::{Library, ModelFile, hash_file},
+    provenance::{Library, ModelFile, hash_file},
 };
 
 const ONNX_RUNTIME: &str = "ONNX Runtime";

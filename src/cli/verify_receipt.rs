@@ -14,8 +14,8 @@ use crate::{
     checkpoint::Checkpoint,
     export::source_sha256,
     files::name_of,
-    latency::{Library, Machine, ModelFile, hash_file, now},
     parity::Verification,
+    provenance::{Library, Machine, ModelFile, now},
     side_files,
 };
 
@@ -64,11 +64,10 @@ impl Receipt {
         let graphs = result.graph_paths.iter();
         let plans: BTreeSet<PathBuf> =
             plan.flat_map(|plan| graphs.clone().filter_map(|graph| plan_for(plan, graph))).collect();
-        let mut files = Vec::new();
-        for path in result.files.iter().chain(&side_files::files_in(&arguments.model)).chain(&plans) {
-            let (sha256, bytes) = hash_file(path)?;
-            files.push(ModelFile { model: name_of(&arguments.model), file: name_of(path), bytes, sha256 });
-        }
+        let name = name_of(&arguments.model);
+        let beside = side_files::files_in(&arguments.model);
+        let files = result.files.iter().chain(&beside).chain(&plans);
+        let files = files.map(|path| ModelFile::of(&name, path)).collect::<Result<_, _>>()?;
         Ok(Self {
             program: env!("CARGO_PKG_VERSION"),
             unix_time: now(),

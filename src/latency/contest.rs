@@ -6,7 +6,6 @@ use super::{
     LatencyError, Setup,
     allocator::release_free_memory,
     experts::{ExpertLoad, count, experts_by_module},
-    machine::{Moment, reset_peak_memory, resident_memory},
     result::{BenchResult, DeviceTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict},
     sampler::{CallTime, Series, TimedCall, interleave, nanoseconds},
     shapes::{Sizes, tokens},
@@ -16,6 +15,7 @@ use super::{
 use crate::{
     backend::{BackendKind, Runner, repeats_ort, uses_operators},
     parity::{SAME, Yardstick, choices_of, expose_routing},
+    provenance::{Moment, reset_peak_memory, resident_memory},
     tensor::NamedTensors,
 };
 

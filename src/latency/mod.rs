@@ -12,7 +12,6 @@ mod contest;
 mod cut;
 mod error;
 mod experts;
-mod machine;
 #[cfg(feature = "ort")]
 mod operators;
 mod receipt;
@@ -27,8 +26,7 @@ mod subjects;
 pub use contest::{place, point_text};
 pub use error::LatencyError;
 pub use experts::ExpertLoad;
-pub use machine::{Machine, Moment, Ticks};
-pub use receipt::{Library, ModelFile, Options, Receipt, Threads, hash_file, now};
+pub use receipt::{Options, Receipt, Threads};
 pub use regression::{Change, Incomparable, Outcome, Regression, compare};
 #[cfg(test)]
 pub(crate) use result::sample;
@@ -51,6 +49,7 @@ use subjects::{Job, Member, common_parts, jobs};
 use crate::{
     backend::{Backend, BackendError, BackendKind, Bound, OrtOptions, Runner, caches_in_place, uses_operators},
     onnx::OnnxFile,
+    provenance::Moment,
     random::Random,
     tensor::{NamedTensors, Tensor, TensorData},
 };

@@ -1,14 +1,8 @@
 //! What a result must carry so that somebody else can believe it.
 
-use std::{
-    path::Path,
-    time::{SystemTime, UNIX_EPOCH},
-};
-
 use serde::{Deserialize, Serialize};
 
-use super::machine::{Machine, Moment};
-use crate::{digest::sha256_of_file, onnx::ReadError};
+use crate::provenance::{Library, Machine, ModelFile, Moment};
 
 /// Where, with what and under which circumstances times were taken.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,30 +43,6 @@ pub struct Threads {
     pub tract: usize,
 }
 
-/// A library that computed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Library {
-    /// What it is.
-    pub name: String,
-    /// Its version, or what it says of its build.
-    pub version: String,
-    /// SHA-256 of the file, where it is one.
-    pub sha256: Option<String>,
-}
-
-/// A file of a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModelFile {
-    /// Model that it belongs to.
-    pub model: String,
-    /// File name.
-    pub file: String,
-    /// Its bytes.
-    pub bytes: u64,
-    /// SHA-256 of them.
-    pub sha256: String,
-}
-
 /// What decides what was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Options {
@@ -101,20 +71,6 @@ pub struct Options {
     /// How the environment lets the operator library pack large matrices of bf16.
     #[serde(default)]
     pub packing: Option<String>,
-}
-
-/// SHA-256 and size of a file.
-///
-/// # Errors
-///
-/// Where it cannot be read.
-pub fn hash_file(path: &Path) -> Result<(String, u64), ReadError> {
-    sha256_of_file(path).map_err(|source| ReadError::Io { path: path.to_path_buf(), source })
-}
-
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// Processors' worth of time of other programs, beyond processors that the timed threads leave free, that is no
@@ -218,7 +174,7 @@ pub(crate) fn sample() -> Receipt {
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 mod tests {
     use super::*;
-    use crate::latency::machine::Ticks;
+    use crate::provenance::Ticks;
 
     /// Of a run in which other programs took the time of `others` processors.
     fn receipt(machine: Machine, others: f64, threads: usize) -> Receipt {
@@ -264,15 +220,5 @@ mod tests {
         {
             assert!(warnings.contains(part), "{part} is not in\n{warnings}");
         }
-    }
-
-    #[test]
-    fn hashes_are_those_of_the_standard() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("abc");
-        std::fs::write(&path, "abc").unwrap();
-        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(hash_file(&path).unwrap(), (expected.to_owned(), 3));
-        assert!(hash_file(&folder.path().join("nowhere")).is_err());
     }
 }

@@ -6,12 +6,13 @@ use serde::Serialize;
 
 use super::{
     contest::{Contestant, place, place_of_job},
-    receipt::{ModelFile, Receipt},
+    receipt::Receipt,
     result::{BenchResult, Row, Subject},
     shapes::Sizes,
     statistics::Estimate,
     subjects::{Job, Model},
 };
+use crate::provenance::ModelFile;
 
 /// What became of every row of an older result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

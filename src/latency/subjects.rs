@@ -8,15 +8,14 @@ use std::{
 use super::{
     LatencyError,
     cut::{CutOperator, cut_operators},
-    receipt::{ModelFile, hash_file},
     shapes::{Grid, Sizes, axes, check_fixed, check_length},
     steering::Choice,
 };
 use crate::{
     backend::{BackendError, add_implied},
     file_names::{Part, graphs_in},
-    files::name_of,
     onnx::{OnnxFile, read_model},
+    provenance::{ModelFile, ProvenanceError},
     tensor::NamedTensors,
 };
 
@@ -80,18 +79,9 @@ impl Model {
     /// # Errors
     ///
     /// Where one cannot be read.
-    pub fn files(&self) -> Result<Vec<ModelFile>, LatencyError> {
-        let mut paths = BTreeSet::new();
-        for (_, file) in &self.parts {
-            paths.extend(file.files());
-        }
-        let mut files = Vec::new();
-        for path in paths {
-            let (sha256, bytes) = hash_file(&path)?;
-            let file = name_of(&path);
-            files.push(ModelFile { model: self.label.clone(), file, bytes, sha256 });
-        }
-        Ok(files)
+    pub fn files(&self) -> Result<Vec<ModelFile>, ProvenanceError> {
+        let paths: BTreeSet<PathBuf> = self.parts.iter().flat_map(|(_, file)| file.files()).collect();
+        paths.iter().map(|path| ModelFile::of(&self.label, path)).collect()
     }
 }
 

@@ -1,6 +1,9 @@
 //! Running a model and watching its routers.
 
-use std::path::Path;
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use moa_schema::interface::{
     ATTENTION_MASK, DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, ENCODER_ATTENTION_MASK, INPUT_IDS, QUERY_ATTENTION_MASK,
@@ -31,6 +34,8 @@ pub struct Profiler {
 struct Graph {
     name: String,
     part: Part,
+    /// The file and those of its weights.
+    files: Vec<PathBuf>,
     inputs: Vec<ValueInfo>,
     /// Rows of the table that `input_ids` look up.
     symbols: Option<usize>,
@@ -63,6 +68,11 @@ impl Profiler {
             return Err(ProfileError::NoRouting { path: path.into() });
         }
         Ok(Self { graphs })
+    }
+
+    /// Files of the graphs, those of their weights included.
+    pub fn files(&self) -> BTreeSet<&Path> {
+        self.graphs.iter().flat_map(|graph| &graph.files).map(PathBuf::as_path).collect()
     }
 
     /// Whether an encoder and its decoder are loaded.
@@ -136,6 +146,7 @@ impl Graph {
         Ok(Self {
             name: file.name(),
             part: file.part(),
+            files: file.files(),
             inputs: file.inputs(),
             symbols: file.looked_up_rows().get(INPUT_IDS).and_then(|rows| usize::try_from(*rows).ok()),
             positions: file.most_positions(),

@@ -4,7 +4,8 @@ use super::text::with_digits;
 use crate::{
     file_names::{MODEL_ENDINGS, Part, data_file, graph_file},
     files::has_ending,
-    latency::{BATCH, BenchResult, Clock, ModelFile, PAST, Row, SEQUENCE, SOURCE, Verdict},
+    latency::{BATCH, BenchResult, Clock, PAST, Row, SEQUENCE, SOURCE, Verdict},
+    provenance::ModelFile,
 };
 
 const HEADER: &str = "model,backend,part,module,clock,batch,sequence,past_sequence,source,samples,min_ns,mean_ns,p50_ns,\

@@ -405,7 +405,10 @@ fn facts(report: &mut Report, receipt: &Receipt) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::{DeviceTimes, ModelFile, Subject, sample};
+    use crate::{
+        latency::{DeviceTimes, Subject, sample},
+        provenance::ModelFile,
+    };
 
     #[test]
     fn pictures_of_a_part_have_the_unit_of_its_slowest_row() {

@@ -38,10 +38,11 @@ use crate::{
     engine::Sizes,
     files::{LONGEST_JSON, read_at_most},
     latency::{
-        BenchResult, Budget, Choice, End, Grid, Incomparable, LatencyError, Machine, Model, Moment, Options, Receipt,
-        Regression, Setup, Threads, Verdict, bench, compare, hash_file, left_out, now, own_inputs,
+        BenchResult, Budget, Choice, End, Grid, Incomparable, LatencyError, Model, Options, Receipt, Regression, Setup,
+        Threads, Verdict, bench, compare, left_out, own_inputs,
     },
     parity::{Finding, VerifyError, VerifyOptions, verify_watched},
+    provenance::{Machine, Moment, hash_file, now},
     tensor::NamedTensors,
     tensor_file,
 };
@@ -263,7 +264,7 @@ fn receipt(arguments: &BenchArguments, setup: &Setup<'_>, threads: usize) -> Res
     for model in setup.models.iter().filter(|_| is_kept) {
         files.extend(model.files()?);
     }
-    let inputs = arguments.inputs.as_deref().map(hash_file).transpose().map_err(LatencyError::from)?;
+    let inputs = arguments.inputs.as_deref().map(hash_file).transpose()?;
     Ok(Receipt {
         program: env!("CARGO_PKG_VERSION").into(),
         unix_time: now(),

@@ -51,7 +51,7 @@ fn machine(receipt: &Receipt) -> String {
     let libraries: Vec<String> =
         receipt.runtimes.iter().map(|library| format!("{} {}", library.name, library.version)).collect();
     let load =
-        |moment: &crate::latency::Moment| moment.load.map_or_else(|| NONE.into(), |[one, ..]| format!("{one:.2}"));
+        |moment: &crate::provenance::Moment| moment.load.map_or_else(|| NONE.into(), |[one, ..]| format!("{one:.2}"));
     format!(
         "{}, {} of {} processors (list {}), {} of ONNX Runtime, governor {governor}{mhz}, clocks locked: {locked}\n{}, {}; GPUs: {gpus}\nmoa-export {}, {}\nload average {} before, {} after; routing {}\n",
         or_unknown(&machine.cpu),

@@ -16,6 +16,7 @@ use crate::{
     onnx::{EncodeError, ReadError, WriteError},
     parity::{AuditError, VerifyError},
     profile::ProfileError,
+    provenance::ProvenanceError,
     shell::{path_word, word},
     tensor_file::{NUMPY_ARRAY, TensorFileError},
     text::TextError,
@@ -54,6 +55,12 @@ impl From<ReadError> for Failure {
         let whole = "give a whole .onnx file: copy or download it again, or export again";
         let help = error.help().or_else(by_name).or((error.kind() == ErrorKind::Malformed).then_some(whole));
         Self::new(ONNX.of(error.kind()), error.to_string(), help)
+    }
+}
+
+impl From<ProvenanceError> for Failure {
+    fn from(ProvenanceError { path, source }: ProvenanceError) -> Self {
+        Self::io(&source, &path.display().to_string())
     }
 }
 
@@ -374,5 +381,18 @@ impl From<ProfileError> for Failure {
             }
             ProfileError::Output { .. } => Self::malformed(message, "run `moa-export verify` on the model"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provenance::hash_file;
+
+    #[test]
+    fn a_file_that_cannot_be_hashed_is_no_onnx_file() {
+        let failure = Failure::from(hash_file(Path::new("nowhere/dict.txt")).unwrap_err());
+        assert_eq!(failure.code(), Code::Io);
+        assert!(failure.message.starts_with("nowhere/dict.txt: "), "{}", failure.message);
     }
 }

@@ -24,7 +24,7 @@ const fn module(name: &'static str, may_name: &'static [&'static str], never: &'
 const ONNX_READING: [&str; 7] = ["InlineError", "OnnxFile", "ReadError", "inline", "proto", "read", "read_model"];
 
 /// The table of ARCHITECTURE.md.
-const MODULES: [Module; 25] = [
+const MODULES: [Module; 26] = [
     module("file_names", &["moa_graphs"], &["moa_graphs::graph", "moa_graphs::lower", "moa_graphs::model"]),
     module("file_kind", &[], &[]),
     module("files", &[], &[]),
@@ -33,6 +33,7 @@ const MODULES: [Module; 25] = [
     module("checkpoint", &["file_kind", "file_names", "files", "moa_graphs", "shell"], &[]),
     module("onnx", &["file_kind", "files", "metadata", "moa_graphs", "moa_schema", "scratch"], &[]),
     module("digest", &[], &[]),
+    module("provenance", &["digest", "files"], &[]),
     module("random", &[], &[]),
     module("scratch", &[], &[]),
     module("tensor", &[], &[]),
@@ -73,7 +74,7 @@ const MODULES: [Module; 25] = [
     module("profile", &["backend", "file_names", "moa_schema", "onnx::read", "parity", "tensor"], &[]),
     module(
         "latency",
-        &["backend", "digest", "file_names", "files", "moa_schema", "onnx::read", "parity", "random", "tensor"],
+        &["backend", "file_names", "moa_schema", "onnx::read", "parity", "provenance", "random", "tensor"],
         &[],
     ),
     module(
@@ -99,6 +100,7 @@ const MODULES: [Module; 25] = [
             "onnx",
             "parity",
             "profile",
+            "provenance",
             "reference",
             "report",
             "shell",

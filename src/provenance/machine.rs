@@ -139,12 +139,12 @@ impl Ticks {
 }
 
 /// Resident memory of this process now, in bytes.
-pub(super) fn resident_memory() -> Option<u64> {
+pub(crate) fn resident_memory() -> Option<u64> {
     text("/proc/self/status").and_then(|text| kilobytes(&text, "VmRSS"))
 }
 
 /// Lets `VmHWM` begin anew from what is resident now; false where the system does not.
-pub(super) fn reset_peak_memory() -> bool {
+pub(crate) fn reset_peak_memory() -> bool {
     fs::write("/proc/self/clear_refs", "5").is_ok()
 }
 
