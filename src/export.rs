@@ -4,13 +4,10 @@ mod inputs;
 mod outputs;
 mod pace;
 mod plan;
-mod source_hash;
 
 use std::path::{Path, PathBuf};
 
-use moa_graphs::{
-    ImportError, LowerError, Options, Part, Precision, WeightError, families, families::ImportOptions, model::Model,
-};
+use moa_graphs::{ImportError, LowerError, Options, Part, Precision, WeightError, model::Model};
 use moa_schema::{GateMode, IntegerType};
 
 use crate::{
@@ -18,15 +15,16 @@ use crate::{
     metadata,
     onnx::{EncodeError, WriteError},
     side_files::{CausalLmFiles, SideFile, is_own_folder, library, side_files},
+    source::import,
 };
 use inputs::keep_inputs;
 use outputs::Outputs;
 use plan::Plan;
 
-pub use crate::side_files::{SideFileOptions, VocabularyError};
-
-/// Versions of the standard operator set that can be written.
-pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=21;
+pub use crate::{
+    onnx::OPSETS,
+    side_files::{SideFileOptions, VocabularyError},
+};
 
 /// The version that is written unless the user says otherwise, or the types of weights need a newer one.
 pub const DEFAULT_OPSET: i64 = 18;
@@ -203,25 +201,6 @@ pub struct ExportReport {
     pub source_sha256: String,
     /// What the files beside the graphs leave out of those beside the checkpoint, and why.
     pub notes: Vec<String>,
-}
-
-/// The typed model of a checkpoint.
-///
-/// # Errors
-///
-/// Where configuration and tensors do not make a model of a supported family.
-pub fn import(checkpoint: &Checkpoint, gate_mode: Option<GateMode>) -> Result<Model, ImportError> {
-    families::import(checkpoint.config(), checkpoint, ImportOptions { gate_mode })
-}
-
-/// SHA-256 of what was trained, as [`ExportReport::source_sha256`] of an export of `checkpoint` has it.
-///
-/// # Errors
-///
-/// Where it makes no model of a supported family, and where a weight cannot be read.
-pub fn source_sha256(checkpoint: &Checkpoint) -> Result<String, ExportError> {
-    let model = import(checkpoint, None)?;
-    source_hash::hash(&model, &mut |_| true)?.ok_or(ExportError::Cancelled)
 }
 
 /// Exports `checkpoint` to `out`: a model file, or a folder that holds one or several.

@@ -66,6 +66,7 @@ pub mod report;
 pub mod scratch;
 mod shell;
 mod side_files;
+pub mod source;
 pub mod tensor;
 pub mod tensor_file;
 pub mod text;

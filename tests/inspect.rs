@@ -12,7 +12,7 @@ use data::data;
 
 use moa_export::{
     checkpoint::{Checkpoint, read_config},
-    export::{ExportOptions, ExternalData, export, export_model, import},
+    export::{ExportOptions, ExternalData, export, export_model},
     inspect::{
         GraphInspection, Inspection, Lengths, inspect, inspect_graphs, model_files,
         paper::{Figure, compare},
@@ -23,6 +23,7 @@ use moa_export::{
         read::{Dim, OnnxFile},
         read_model,
     },
+    source::import,
 };
 use moa_graphs::{
     Form, Options, Precision, SyntheticTensors,

@@ -12,7 +12,7 @@ use common::{
 };
 use moa_export::{
     checkpoint::Checkpoint,
-    export::import,
+    source::import,
     tensor::{Tensor, TensorData},
 };
 use moa_graphs::{

@@ -14,8 +14,9 @@ use common::{
 };
 use moa_export::{
     checkpoint::Checkpoint,
-    export::{ExportOptions, SideFileOptions, export_with, import},
+    export::{ExportOptions, SideFileOptions, export_with},
     reference::Reference,
+    source::import,
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::{

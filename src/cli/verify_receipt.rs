@@ -12,11 +12,11 @@ use super::{
 use crate::{
     backend::{Backend, plan_for},
     checkpoint::Checkpoint,
-    export::source_sha256,
     files::name_of,
     parity::Verification,
     provenance::{Library, Machine, ModelFile, now},
     side_files,
+    source::source_sha256,
 };
 
 /// Files by their hashes, libraries, machine and options of a verification.

@@ -1,6 +1,6 @@
 //! Writes the files of an export: large weights as they are read, the models around them when their hash is known.
 
-use std::{io, iter, path::Path, thread};
+use std::{io, iter, ops::ControlFlow, path::Path, thread};
 
 use moa_graphs::{NamedGraph, Part, graph::Buffers, model::Model};
 
@@ -8,11 +8,11 @@ use super::{
     ExportError, Watch, WrittenFile,
     pace::{Follower, Leader, Pace},
     plan::{Plan, PlannedFile},
-    source_hash::{hash, stored_bytes},
 };
 use crate::{
     onnx::{DataFile, EncodeError, Encoded, Staging, WRITE_BLOCK, WriteError, encode, weight_bytes},
     side_files::SideFile,
+    source::{hash, stored_bytes},
 };
 
 /// Files on their way, and their sizes in the same order.
@@ -80,7 +80,7 @@ impl<'a> Outputs<'a> {
             let mut leader = Leader::of(&pace);
             let hashed = || {
                 let mut follower = Follower::of(&pace, watch);
-                hash(model, &mut |bytes| follower.may_read(bytes))
+                hash(model, &mut |bytes| follower.wait_for(bytes))
             };
             let hashing = thread::Builder::new().spawn_scoped(scope, hashed);
             let encoded: Result<Vec<_>, _> = iter::zip(&plan.files, graphs)
@@ -95,7 +95,10 @@ impl<'a> Outputs<'a> {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 Err(_no_thread) => hashed(),
             };
-            Ok((encoded, hash?.ok_or(ExportError::Cancelled)?))
+            match hash? {
+                ControlFlow::Continue(hash) => Ok((encoded, hash)),
+                ControlFlow::Break(()) => Err(ExportError::Cancelled),
+            }
         })
     }
 

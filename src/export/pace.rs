@@ -1,6 +1,9 @@
 //! Two readers of one checkpoint side by side, so that the second finds in memory what the first one has read.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::ControlFlow,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+};
 
 use super::Watch;
 
@@ -89,18 +92,18 @@ impl<'a> Follower<'a> {
         Self { pace, watch, read: 0 }
     }
 
-    /// Waits until `bytes` more bytes may be read; `false` where there is no need to read anything more.
-    pub(super) fn may_read(&mut self, bytes: u64) -> bool {
+    /// Waits until `bytes` more bytes may be read; breaks where there is no need to read anything more.
+    pub(super) fn wait_for(&mut self, bytes: u64) -> ControlFlow<()> {
         let mut limit = self.pace.limit();
         self.read += bytes;
         loop {
             match *limit {
-                _ if self.watch.is_cancelled() => return false,
-                Limit::Ended => return false,
+                _ if self.watch.is_cancelled() => return ControlFlow::Break(()),
+                Limit::Ended => return ControlFlow::Break(()),
                 Limit::Bytes(most) if self.read > most => {
                     limit = self.pace.changed.wait(limit).unwrap_or_else(PoisonError::into_inner);
                 }
-                Limit::Bytes(_) | Limit::None => return true,
+                Limit::Bytes(_) | Limit::None => return ControlFlow::Continue(()),
             }
         }
     }
@@ -108,10 +111,23 @@ impl<'a> Follower<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::mpsc, thread, time::Duration};
+    use std::{
+        sync::{
+            atomic::{AtomicUsize, Ordering},
+            mpsc,
+        },
+        thread,
+        time::Duration,
+    };
+
+    use moa_graphs::{SyntheticTensors, families};
 
     use super::*;
-    use crate::export::Unwatched;
+    use crate::{
+        checkpoint::read_config,
+        export::Unwatched,
+        source::{hash, stored_bytes},
+    };
 
     struct Cancelled;
 
@@ -130,7 +146,7 @@ mod tests {
             scope.spawn(|| {
                 let (mut follower, sender) = (Follower::of(&pace, &Unwatched), sender);
                 for _ in 0..8 {
-                    assert!(follower.may_read(LEAD));
+                    assert!(follower.wait_for(LEAD).is_continue());
                     sender.send(follower.read / LEAD).unwrap();
                 }
             });
@@ -149,10 +165,39 @@ mod tests {
     fn the_follower_ends_with_a_leader_that_fails_and_when_nobody_wants_it() {
         let pace = Pace::new(1, 1);
         let mut follower = Follower::of(&pace, &Unwatched);
-        assert!(follower.may_read(1));
+        assert!(follower.wait_for(1).is_continue());
         drop(Leader::of(&pace));
-        assert!(!follower.may_read(1));
+        assert!(follower.wait_for(1).is_break());
         let pace = Pace::new(1, 1);
-        assert!(!Follower::of(&pace, &Cancelled).may_read(1));
+        assert!(Follower::of(&pace, &Cancelled).wait_for(1).is_break());
+    }
+
+    /// Wants to go on so many times.
+    struct Patience {
+        asked: AtomicUsize,
+        most: usize,
+    }
+
+    impl Watch for Patience {
+        fn is_cancelled(&self) -> bool {
+            self.asked.fetch_add(1, Ordering::Relaxed) + 1 > self.most
+        }
+    }
+
+    #[test]
+    fn hashing_ends_within_a_weight() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mlm/config.json");
+        let config = read_config(file.as_ref()).unwrap().with("vocab_size", 100_000.into());
+        let tensors = SyntheticTensors::random(config.origin(), 0);
+        let model = families::import(&config, &tensors, families::ImportOptions::default()).unwrap();
+        let pace = Pace::new(stored_bytes(&model), 0);
+        Leader::of(&pace).finish();
+        for most in [0, 1, 2] {
+            let watch = Patience { asked: AtomicUsize::new(0), most };
+            let mut follower = Follower::of(&pace, &watch);
+            let hashed = hash(&model, &mut |bytes| follower.wait_for(bytes)).unwrap();
+            assert_eq!(hashed, ControlFlow::Break(()));
+            assert_eq!(watch.asked.into_inner(), most + 1, "nothing is read behind that");
+        }
     }
 }

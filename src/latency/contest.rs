@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{
     backend::{BackendKind, Runner, repeats_ort, uses_operators},
-    parity::{SAME, Yardstick, choices_of, expose_routing},
+    onnx::expose_routing,
+    parity::{SAME, Yardstick, choices_of},
     provenance::{Moment, reset_peak_memory, resident_memory},
     tensor::NamedTensors,
 };

@@ -18,6 +18,9 @@ use super::proto::{
     type_proto,
 };
 
+/// Versions of the standard operator set that can be written.
+pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=21;
+
 /// IR version: the newest that ONNX Runtime 1.17 reads.
 const IR_VERSION: i64 = 9;
 

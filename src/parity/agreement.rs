@@ -11,13 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     compare::{Comparison, Difference, ROUNDINGS, Tolerance, ToleranceOptions, effect_of_rounding, largest},
-    instrument::expose_routing,
     moved::moved,
     routing::{MARGIN, backend_routing, without_routing},
 };
 use crate::{
     backend::{Backend, BackendError, Runner},
-    onnx::OnnxFile,
+    onnx::{OnnxFile, expose_routing},
     reference::{Choices, ModuleChoices},
     tensor::NamedTensors,
 };

@@ -2,18 +2,21 @@
 
 use std::path::PathBuf;
 
-use moa_graphs::{Part, WeightError};
+use moa_graphs::{ImportError, LowerError, Part, WeightError};
 
 use super::AuditError;
-use crate::{backend::BackendError, export::ExportError, file_names::NoGraph, onnx::ReadError};
+use crate::{backend::BackendError, file_names::NoGraph, onnx::ReadError};
 
 /// Why nothing could be compared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
-    /// Checkpoint or model cannot be had.
+    /// The checkpoint is no model that can be exported.
     #[error(transparent)]
-    Export(#[from] ExportError),
+    Import(#[from] ImportError),
+    /// The model has no graph in the form of the files.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
     /// An exported file cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),

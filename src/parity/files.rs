@@ -10,10 +10,10 @@ use super::{
 };
 use crate::{
     checkpoint::Checkpoint,
-    export::source_sha256,
     file_names::{NoGraph, graph_file, graphs_in},
     metadata,
     onnx::{OnnxFile, read_model},
+    source::source_sha256,
 };
 
 /// The files of one export.

@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{
     backend::{Backend, BackendError, BackendErrorKind, Runner},
-    onnx::{OnnxFile, proto::tensor_proto::DataType},
+    onnx::{OnnxFile, expose_routing, proto::tensor_proto::DataType},
     reference::{Choices, Evaluation, ModuleChoices, ModuleRouting, Reference, ReferenceError, Routing},
     tensor::{NamedTensors, Tensor, TensorData, TensorShapeError},
 };
@@ -16,7 +16,6 @@ use crate::{
 use super::{
     Watch,
     compare::{Comparison, ToleranceOptions},
-    instrument::expose_routing,
     judge::{Case, Judge, Output},
     rounding_cost::{RoundingCost, is_fresh},
     routing::{BackendRouting, RoutingComparison, backend_routing, without_routing},

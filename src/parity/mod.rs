@@ -13,7 +13,6 @@ mod effects;
 mod error;
 mod files;
 mod graph_check;
-mod instrument;
 mod journey;
 mod judge;
 mod moved;
@@ -39,7 +38,6 @@ pub use cases::{MOST_ROWS, MOST_TOKENS};
 pub use compare::{Comparison, Difference, Tolerance, ToleranceOptions};
 pub use error::VerifyError;
 pub use graph_check::GraphReport;
-pub use instrument::expose_routing;
 pub use nodes::NodeAudit;
 pub use rounding_cost::RoundingCost;
 pub use routing::{Disagreement, MARGIN, RoutingComparison, is_routing_output};
@@ -50,10 +48,10 @@ pub use weights::{AuditError, WeightAudit};
 use crate::{
     backend::{Backend, BackendKind, repeats_ort},
     checkpoint::Checkpoint,
-    export::{ExportError, import},
     metadata,
     onnx::{OnnxFile, weight_bytes},
     reference::{Factors, Reference},
+    source::import,
 };
 use files::Files;
 use graph_check::{GraphCheck, Truth};
@@ -278,7 +276,7 @@ pub fn verify_watched(
     watch: &dyn Watch,
 ) -> Result<Verification, VerifyError> {
     let family = checkpoint.config().model_type().to_owned();
-    let probe = import(checkpoint, None).map_err(ExportError::from)?;
+    let probe = import(checkpoint, None)?;
     let files = Files::open(path, &family, &probe)?;
     for kind in &options.required {
         let backend = backends.iter().find(|backend| backend.kind() == *kind);
@@ -287,7 +285,7 @@ pub fn verify_watched(
     }
     let Settings { gate_mode, form, is_stated, precision, .. } = files.settings;
     let model = match gate_mode {
-        Some(_) => import(checkpoint, gate_mode).map_err(ExportError::from)?,
+        Some(_) => import(checkpoint, gate_mode)?,
         None => probe,
     };
     watch.begin(Step::Checkpoint);
@@ -349,7 +347,7 @@ fn audit(
 ) -> Result<Vec<FileAudit>, VerifyError> {
     let Settings { form, is_stated, precision, last_logits, router_outputs, .. } = files.settings;
     let options = Options { form, precision, router_outputs, last_logits };
-    let expected = moa_graphs::lower(model, options).map_err(ExportError::from)?;
+    let expected = moa_graphs::lower(model, options)?;
     let pairs = || files.graphs.iter().map(|(_, file)| file).zip(expected.iter().map(|graph| &graph.graph));
     for (file, graph) in pairs() {
         if let Some(module) = hidden_module(file, graph) {

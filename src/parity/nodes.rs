@@ -4,10 +4,9 @@
 
 use moa_graphs::graph::Graph;
 
-use super::{instrument::expose_routing, node_values::other_value};
-use crate::export::OPSETS;
+use super::node_values::other_value;
 use crate::onnx::{
-    OnnxFile,
+    OPSETS, OnnxFile, expose_routing,
     proto::{FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto},
     read::{Dim, ValueInfo, dims_text, value_info},
     structure,

@@ -3,13 +3,10 @@
 use moa_schema::{DOMAIN, GateMode, RoutingPart, attribute, parameter};
 
 use super::{ProfileError, Score};
-use crate::{
-    onnx::{
-        OnnxFile,
-        proto::{AttributeProto, GraphProto, NodeProto, ValueInfoProto, tensor_proto::DataType},
-        read::{operator_input, operator_of},
-    },
-    parity::expose_routing,
+use crate::onnx::{
+    OnnxFile, expose_routing,
+    proto::{AttributeProto, GraphProto, NodeProto, ValueInfoProto, tensor_proto::DataType},
+    read::{operator_input, operator_of},
 };
 
 /// A router, and where its values come out.

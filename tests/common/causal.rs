@@ -3,9 +3,10 @@
 use moa_export::{
     backend::{self, Backend, OrtOptions, Runner},
     checkpoint::Checkpoint,
-    export::{ExportOptions, export, import},
+    export::{ExportOptions, export},
     onnx::read_model,
     reference::Reference,
+    source::import,
     tensor::{NamedTensors, Tensor, TensorData},
 };
 use moa_graphs::{Form, Options, Part, Precision};

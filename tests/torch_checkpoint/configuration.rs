@@ -4,7 +4,7 @@ use std::fs;
 
 use moa_export::{
     checkpoint::{Checkpoint, ErrorKind},
-    export,
+    source,
 };
 use moa_graphs::families::Config;
 
@@ -21,7 +21,7 @@ fn with_keys(keys: Py) -> Vec<u8> {
 /// What an import says about a model with these keys and no tensors.
 fn complaint(keys: Py) -> String {
     let (checkpoint, _folder) = opened(&with_keys(keys));
-    export::import(&checkpoint, None).expect_err("there are no tensors").to_string()
+    source::import(&checkpoint, None).expect_err("there are no tensors").to_string()
 }
 
 fn keys_with(key: &str, value: Py) -> Py {

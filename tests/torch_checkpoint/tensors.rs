@@ -394,7 +394,7 @@ fn values_that_are_no_weights_are_left_out_and_named() {
         ("decoder_attention_heads", Py::Int(2)),
     ]));
     let file = zip(&root(dict([("decoder.embed_tokens.weight", Py::None)]), keys).pickle(), &[]);
-    let error = moa_export::export::import(&opened(&file).0, None).unwrap_err().to_string();
+    let error = moa_export::source::import(&opened(&file).0, None).unwrap_err().to_string();
     assert!(error.contains("embed_tokens.weight\"") && error.contains("is missing"), "{error}");
     let twice = Py::Dict(vec![(text("x"), Py::None), (text("x"), single(0, &[1], &[1], 1))]);
     assert_refused(&zip(&root(twice, super::keys()).pickle(), &[("0", &[0; 4])]), ErrorKind::Malformed, &["repeated"]);

@@ -253,7 +253,8 @@ impl From<VerifyError> for Failure {
     fn from(error: VerifyError) -> Self {
         let message = error.to_string();
         match error {
-            VerifyError::Export(error) => error.into(),
+            VerifyError::Import(error) => error.into(),
+            VerifyError::Lower(error) => error.into(),
             VerifyError::Given(error) => error.into(),
             VerifyError::NoGraph(error) => error.into(),
             VerifyError::Missing { source, .. } => Self { message, ..source.into() },

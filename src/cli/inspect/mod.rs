@@ -28,13 +28,13 @@ use super::{
 };
 use crate::{
     checkpoint::{self, read_config},
-    export::import,
     file_names::CONFIG,
     files::{folder_of, has_ending},
     inspect::{
         Cost, Inspection, Lengths, inspect,
         preset::{PRESETS, Preset},
     },
+    source::import,
 };
 
 const DETAILS: &str = "\

@@ -2,7 +2,7 @@
 
 use moa_schema::{DOMAIN, Operator, RoutingPart};
 
-use crate::onnx::{
+use super::{
     proto::{FunctionProto, ModelProto, NodeProto, ValueInfoProto, tensor_proto::DataType},
     read::{module_of, operator_of},
 };
