@@ -12,11 +12,14 @@ use clap::{
     Args, Parser, Subcommand, ValueEnum,
     builder::{PathBufValueParser, TypedValueParser},
 };
+use moa_graphs::{Form, Precision};
+use moa_schema::GateMode;
 
 use super::{
     baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments, output_file::is_stdout,
     run_args::RunArguments, tensorrt_args::TensorRtArguments,
 };
+use crate::{engine::Dtype, export::ExternalData};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -136,6 +139,16 @@ pub(super) enum FormArgument {
     Standard,
 }
 
+impl From<FormArgument> for Form {
+    fn from(argument: FormArgument) -> Self {
+        match argument {
+            FormArgument::Function => Self::Function,
+            FormArgument::Fused => Self::Fused,
+            FormArgument::Standard => Self::Standard,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum DtypeArgument {
     /// 32-bit floats
@@ -161,6 +174,42 @@ pub(super) enum DtypeArgument {
     Int4Products,
 }
 
+impl From<DtypeArgument> for Precision {
+    fn from(argument: DtypeArgument) -> Self {
+        match argument {
+            DtypeArgument::Fp32 => Self::Fp32,
+            DtypeArgument::Fp16 => Self::Fp16,
+            DtypeArgument::Bf16 => Self::Bf16,
+            DtypeArgument::Bf16Products => Self::Bf16Products,
+            DtypeArgument::Int8 => Self::Int8,
+            DtypeArgument::Int8Products => Self::Int8Products,
+            DtypeArgument::Int4 => Self::Int4,
+            DtypeArgument::Int4Products => Self::Int4Products,
+        }
+    }
+}
+
+/// Types of engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum PlanDtype {
+    #[value(aliases = ["f32", "float32"])]
+    Fp32,
+    #[value(aliases = ["f16", "float16"])]
+    Fp16,
+    #[value(alias = "bfloat16")]
+    Bf16,
+}
+
+impl PlanDtype {
+    pub(super) const fn dtype(self) -> Dtype {
+        match self {
+            Self::Fp32 => Dtype::Fp32,
+            Self::Fp16 => Dtype::Fp16,
+            Self::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(super) enum GateModeArgument {
@@ -172,6 +221,16 @@ pub(super) enum GateModeArgument {
     TopkSoftmax,
 }
 
+impl From<GateModeArgument> for GateMode {
+    fn from(argument: GateModeArgument) -> Self {
+        match argument {
+            GateModeArgument::SoftmaxTopk => Self::SoftmaxTopk,
+            GateModeArgument::SoftmaxTopkRenorm => Self::SoftmaxTopkRenorm,
+            GateModeArgument::TopkSoftmax => Self::TopkSoftmax,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum ExternalDataArgument {
     /// From 1.5 GB of weights on
@@ -180,6 +239,16 @@ pub(super) enum ExternalDataArgument {
     Always,
     /// Never
     Never,
+}
+
+impl From<ExternalDataArgument> for ExternalData {
+    fn from(argument: ExternalDataArgument) -> Self {
+        match argument {
+            ExternalDataArgument::Auto => Self::Auto,
+            ExternalDataArgument::Always => Self::Always,
+            ExternalDataArgument::Never => Self::Never,
+        }
+    }
 }
 
 const VERIFY_EXAMPLES: &str = "\

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use moa_graphs::{
-    Form, Options, SyntheticTensors,
+    Form, Options, Precision, SyntheticTensors,
     families::{self, Config, ImportOptions, model_types},
     model::Model,
 };
@@ -15,10 +15,11 @@ use super::{
     apart::keep_apart,
     args::{DtypeArgument, ExternalDataArgument, FormArgument, within, written},
     document::{Kind, document},
-    export::{external_data, form, precision, report_json, wrote},
-    inspect::{FEWEST_SYMBOLS, preset, with_vocabulary},
+    exported::{report_json, wrote},
     neighbours::Neighbours,
-    note_of_keys, print_result,
+    notes::note_of_keys,
+    presets::{FEWEST_SYMBOLS, preset, with_vocabulary},
+    print_result,
     progress::Progress,
 };
 use crate::{
@@ -99,7 +100,7 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     if arguments.router_outputs && default == Form::Standard {
         return Err(nothing("--router-outputs", "a standard Transformer routes nothing"));
     }
-    let precision = precision(arguments.dtype);
+    let precision = Precision::from(arguments.dtype);
     if precision.integers().is_some() && default == Form::Standard {
         let dtype = precision.as_str();
         let message = format!("--dtype {dtype} is for matrices of experts, and a standard Transformer has none");
@@ -107,14 +108,14 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
     }
     let options = ExportOptions {
         graph: Options {
-            form: arguments.form.map_or(default, form),
+            form: arguments.form.map_or(default, Form::from),
             precision,
             router_outputs: arguments.router_outputs,
             last_logits: false,
         },
         opset: arguments.opset,
         gate_mode: None,
-        external_data: external_data(arguments.external_data),
+        external_data: arguments.external_data.into(),
         force: arguments.force,
     };
     let neighbours = Neighbours::before(&arguments.output, arguments.force);

@@ -13,12 +13,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{
     Failure,
     apart::keep_apart,
-    args::{within, written},
+    args::{PlanDtype, within, written},
     document::{Kind, document},
     interrupt::Ending,
     must_be_open, note,
     output_file::{OutputFile, output_place},
-    plan::PlanDtype,
     print_result,
     shape_args::ShapeArguments,
     table::size,

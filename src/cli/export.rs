@@ -5,19 +5,23 @@ use std::{
     process::ExitCode,
 };
 
-use moa_graphs::{Form, Options, Precision};
+use moa_graphs::Options;
 use moa_schema::{GateMode, ORT_LIBRARY, library_file};
 
+#[cfg(feature = "tokenizers")]
+use super::notes::note_of_contradiction;
 use super::{
     Failure,
-    args::{DtypeArgument, ExportArguments, ExternalDataArgument, FormArgument, GateModeArgument, VerifyArguments},
+    args::{ExportArguments, FormArgument, VerifyArguments},
     document::{Kind, document},
+    exported::{report_json, wrote},
     neighbours::Neighbours,
-    note, note_of_keys, open_checkpoint,
+    note,
+    notes::note_of_keys,
+    open_checkpoint,
     output_file::STDOUT,
     print_result,
     progress::Progress,
-    table::size,
     tensorrt_args::TensorRtArguments,
     verify,
 };
@@ -25,7 +29,7 @@ use super::{
 use crate::text::{HubTokenizer, TOKENIZER_FILE};
 use crate::{
     backend::operator_library_to_copy,
-    export::{ExportOptions, ExportReport, ExternalData, SideFileOptions, export_watched},
+    export::{ExportOptions, ExportReport, SideFileOptions, export_watched},
     file_names::{GENAI_CONFIG, Part, graph_file},
     files::folder_of,
     shell::path_word,
@@ -82,52 +86,18 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     verify::verify(&verification, &checkpoint, as_json, &ending)
 }
 
-pub(super) const fn precision(dtype: DtypeArgument) -> Precision {
-    match dtype {
-        DtypeArgument::Fp32 => Precision::Fp32,
-        DtypeArgument::Fp16 => Precision::Fp16,
-        DtypeArgument::Bf16 => Precision::Bf16,
-        DtypeArgument::Bf16Products => Precision::Bf16Products,
-        DtypeArgument::Int8 => Precision::Int8,
-        DtypeArgument::Int8Products => Precision::Int8Products,
-        DtypeArgument::Int4 => Precision::Int4,
-        DtypeArgument::Int4Products => Precision::Int4Products,
-    }
-}
-
 fn options(arguments: &ExportArguments) -> ExportOptions {
-    let gate_mode = arguments.gate_mode.map(|mode| match mode {
-        GateModeArgument::SoftmaxTopk => GateMode::SoftmaxTopk,
-        GateModeArgument::SoftmaxTopkRenorm => GateMode::SoftmaxTopkRenorm,
-        GateModeArgument::TopkSoftmax => GateMode::TopkSoftmax,
-    });
     ExportOptions {
         graph: Options {
-            form: form(arguments.form),
-            precision: precision(arguments.dtype),
+            form: arguments.form.into(),
+            precision: arguments.dtype.into(),
             router_outputs: arguments.router_outputs,
             last_logits: arguments.last_logits,
         },
         opset: arguments.opset,
-        gate_mode,
-        external_data: external_data(arguments.external_data),
+        gate_mode: arguments.gate_mode.map(GateMode::from),
+        external_data: arguments.external_data.into(),
         force: arguments.force,
-    }
-}
-
-pub(super) const fn form(argument: FormArgument) -> Form {
-    match argument {
-        FormArgument::Function => Form::Function,
-        FormArgument::Fused => Form::Fused,
-        FormArgument::Standard => Form::Standard,
-    }
-}
-
-pub(super) const fn external_data(argument: ExternalDataArgument) -> ExternalData {
-    match argument {
-        ExternalDataArgument::Auto => ExternalData::Auto,
-        ExternalDataArgument::Always => ExternalData::Always,
-        ExternalDataArgument::Never => ExternalData::Never,
     }
 }
 
@@ -210,29 +180,6 @@ fn note_of_tokenizer(report: &ExportReport) {
     note(&format!("{why}; `generate` takes token ids with --token-ids alone"));
 }
 
-/// Says what `command` follows where the tokenizer's configuration says something else than the tokenizer does.
-#[cfg(feature = "tokenizers")]
-pub(super) fn note_of_contradiction(tokenizer: &HubTokenizer, command: &str) {
-    let found = match tokenizer.contradiction() {
-        Ok(None) => return,
-        Ok(Some(found)) => found,
-        Err(error) => error.to_string(),
-    };
-    note(&format!("{found}; `{command}` goes by {TOKENIZER_FILE} alone"));
-}
-
-/// Says that a tokenizer may be that of another model: one that knows more tokens than the model, or less than half of
-/// them, where padding of tables explains neither.
-#[cfg(feature = "tokenizers")]
-pub(super) fn note_of_size(tokenizer: &HubTokenizer, symbols: Option<usize>) {
-    let known = tokenizer.size();
-    if let Some(symbols) = symbols.filter(|symbols| known > *symbols || known < symbols / 2) {
-        note(&format!(
-            "{TOKENIZER_FILE} knows {known} tokens, and the model {symbols}: it may be that of another model"
-        ));
-    }
-}
-
 /// Says that the folder asks onnxruntime-genai for a library that does not lie in it, or that one was there before.
 fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
     let library = arguments.output.join(library_file(ORT_LIBRARY));
@@ -253,11 +200,6 @@ fn note_of_library(report: &ExportReport, arguments: &ExportArguments) {
     }
 }
 
-/// One line a file.
-pub(super) fn wrote(report: &ExportReport) -> String {
-    report.files.iter().map(|file| format!("wrote {}  {}\n", file.path.display(), size(file.bytes))).collect()
-}
-
 fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
     let mut text = wrote(report);
     if !arguments.verify {
@@ -273,21 +215,4 @@ fn text(report: &ExportReport, arguments: &ExportArguments) -> String {
         }
     }
     text
-}
-
-pub(super) fn report_json(report: &ExportReport, options: &ExportOptions) -> serde_json::Value {
-    let files: Vec<_> = report
-        .files
-        .iter()
-        .map(|file| serde_json::json!({ "path": file.path.display().to_string(), "bytes": file.bytes }))
-        .collect();
-    serde_json::json!({
-        "family": report.family,
-        "form": options.graph.form.as_str(),
-        "dtype": options.graph.precision.as_str(),
-        "opset": report.opset,
-        "source_sha256": report.source_sha256,
-        "files": files,
-        "verification": null,
-    })
 }

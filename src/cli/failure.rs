@@ -9,6 +9,8 @@ mod from_import;
 pub(super) use from::COMPARABLE;
 #[cfg(feature = "ort")]
 pub(super) use from::instead_of;
+#[cfg(feature = "ort")]
+pub(super) use from_generate::failure_in;
 
 use std::path::Path;
 

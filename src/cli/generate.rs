@@ -11,7 +11,9 @@ use super::{
     generate_input::{Input, Inputs},
     generate_text,
     interrupt::{self, Interruption},
-    must_be_open, note, note_of_unknown, print_aside, print_part, progress,
+    must_be_open, note,
+    notes::note_of_unknown,
+    print_aside, print_part, progress,
     table::{counted, table},
 };
 use crate::{

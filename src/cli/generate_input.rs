@@ -10,6 +10,7 @@ use std::{
 
 use super::{
     Failure,
+    failure::failure_in,
     generate_args::GenerateArguments,
     interrupt::Interruption,
     note,
@@ -57,21 +58,6 @@ impl Input {
     pub(super) fn failure(&self, error: GenerateError) -> Failure {
         failure_in(&self.name, error)
     }
-}
-
-/// An error of one line or prompt of what is called `name`.
-pub(super) fn failure_in(name: &str, error: GenerateError) -> Failure {
-    let place = match error {
-        GenerateError::TooLong { .. }
-        | GenerateError::NotFinite { .. }
-        | GenerateError::NotFiniteBehind { .. }
-        | GenerateError::TokenId { .. }
-        | GenerateError::LongPrompt { .. } => format!("{name}, "),
-        _ => String::new(),
-    };
-    let mut failure = Failure::from(error);
-    failure.message.insert_str(0, &place);
-    failure
 }
 
 /// Everything that `--input` names, part by part.

@@ -10,12 +10,13 @@ use std::{
 
 use super::{
     Failure,
-    export::{note_of_contradiction, note_of_size},
     generate::runtime,
     generate_args::{GenerateArguments, TextArguments},
     generate_input::{Input, Inputs},
     interrupt::Interruption,
-    note, print_part, progress,
+    note,
+    notes::{note_of_contradiction, note_of_size},
+    print_part, progress,
     table::counted,
 };
 use crate::{

@@ -9,6 +9,7 @@ mod build;
 mod codes;
 mod document;
 mod export;
+mod exported;
 mod failure;
 #[cfg(feature = "ort")]
 mod generate;
@@ -22,10 +23,12 @@ mod interrupt;
 mod leave;
 mod module_labels;
 mod neighbours;
+mod notes;
 mod ops;
 mod output_file;
 mod plan;
 mod prepare;
+mod presets;
 mod profile;
 mod profile_args;
 mod profile_inputs;
@@ -52,17 +55,16 @@ use std::{
     borrow::Cow,
     io::{ErrorKind, IsTerminal, Write},
     ops::ControlFlow,
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{Mutex, PoisonError},
 };
 
 use clap::{CommandFactory, FromArgMatches};
 
-use crate::checkpoint::Checkpoint;
+use crate::{checkpoint::Checkpoint, file_names::graphs_in, files::name_of};
 use args::{Arguments, Command};
 use failure::Failure;
-use moa_graphs::families::Config;
 
 /// Where and why code panicked last; a panic of a runtime is reported by its backend, one of ours by [`main`].
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
@@ -127,24 +129,19 @@ fn open_checkpoint(path: &Path, config: Option<&Path>) -> Result<Checkpoint, Fai
     Ok(checkpoint)
 }
 
-/// Names keys of a configuration that nothing reads where one is absent that is spelt almost so.
-fn note_of_keys(config: &Config) {
-    for (key, meant) in config.misspelt() {
-        note(&format!("{}: nothing reads \"{key}\"; did you mean \"{meant}\"?", config.origin()));
+/// The file of one graph: the only one of a folder, or `model` itself.
+fn only_graph(model: &Path) -> Result<PathBuf, Failure> {
+    if !model.is_dir() {
+        return Ok(model.to_owned());
     }
-}
-
-/// Names the first line with tokens that the dictionary does not have, and how many others there are; of each line, how
-/// many tokens it has, and how many of them are unknown.
-fn note_of_unknown(lines: &[(usize, usize)], place: impl Fn(usize) -> String) {
-    let mut unknown_lines = lines.iter().enumerate().filter(|(_, (_, unknown))| *unknown > 0);
-    let Some((index, (all, unknown))) = unknown_lines.next() else { return };
-    let others = match unknown_lines.count() {
-        0 => String::new(),
-        1 => ", and 1 more line has such tokens".to_owned(),
-        count => format!(", and {count} more lines have such tokens"),
-    };
-    note(&format!("{}: {unknown} of {all} tokens are not in the dictionary{others}", place(index)));
+    let graphs = graphs_in(model)?;
+    let names: Vec<_> = graphs.iter().map(|(_, graph)| name_of(graph)).collect();
+    if let [first, .., last] = names.as_slice() {
+        let held = names[..names.len() - 1].join(", ");
+        let message = format!("{} holds {held} and {last}, and one graph is taken", model.display());
+        return Err(Failure::usage(message, &format!("give {}", model.join(first).display())));
+    }
+    Ok(graphs.into_iter().next().map_or_else(|| model.to_owned(), |(_, graph)| graph))
 }
 
 /// Refuses a model that cannot be looked at, and a folder that cannot be entered, whose files would seem to be missing.

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum, builder::PossibleValuesParser};
+use clap::{Args, builder::PossibleValuesParser};
 
 use super::{
     Failure,
+    args::PlanDtype,
     document::{Kind, document},
     print_result,
     table::table,
@@ -31,26 +32,6 @@ pub(super) struct PlanArguments {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum PlanDtype {
-    #[value(aliases = ["f32", "float32"])]
-    Fp32,
-    #[value(aliases = ["f16", "float16"])]
-    Fp16,
-    #[value(alias = "bfloat16")]
-    Bf16,
-}
-
-impl PlanDtype {
-    pub(super) const fn dtype(self) -> Dtype {
-        match self {
-            Self::Fp32 => Dtype::Fp32,
-            Self::Fp16 => Dtype::Fp16,
-            Self::Bf16 => Dtype::Bf16,
-        }
-    }
 }
 
 pub(super) fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {

@@ -15,9 +15,9 @@ use super::{
     args::written,
     document::{Kind, document},
     interrupt::Ending,
+    only_graph,
     output_file::OutputFile,
     print_result,
-    run::only_graph,
     shape_args::ShapeArguments,
     table::counted,
 };

@@ -10,9 +10,10 @@ use moa_schema::interface::{
 };
 
 #[cfg(feature = "tokenizers")]
-use super::export::note_of_contradiction;
+use super::notes::note_of_contradiction;
 use super::{
-    Failure, note, note_of_unknown,
+    Failure, note,
+    notes::note_of_unknown,
     profile_args::{InputFormat, ProfileArguments},
     profile_vocabulary::Vocabulary,
     text_input::{MAX_BYTES, text},
@@ -288,7 +289,7 @@ fn fairseq_lines(
 /// What greedy search makes of each line, without the end.
 #[cfg(feature = "ort")]
 fn translated(arguments: &ProfileArguments, path: &Path, sources: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
-    use super::{args::BackendArgument, generate_input::failure_in};
+    use super::{args::BackendArgument, failure::failure_in};
     use crate::{
         backend::{OrtOperators, OrtOptions},
         generate::{SearchOptions, Translator, TranslatorOptions},

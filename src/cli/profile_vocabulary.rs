@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Failure;
 #[cfg(feature = "tokenizers")]
-use super::{export::note_of_size, note};
+use super::{note, notes::note_of_size};
 #[cfg(feature = "tokenizers")]
 use crate::text::HubTokenizer;
 use crate::{

@@ -1,10 +1,6 @@
 //! `moa-export run`.
 
-use std::{
-    fs::metadata,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{fs::metadata, process::ExitCode};
 
 use serde::Serialize;
 
@@ -15,6 +11,7 @@ use super::{
     backends::{BackendOptions, backend, check_ort_options},
     document::{Kind, document},
     interrupt::Ending,
+    only_graph,
     output_file::{OutputFile, TENSORS, commit_all, own_ending},
     print_result,
     run_args::RunArguments,
@@ -23,8 +20,8 @@ use super::{
 };
 use crate::{
     backend::{self, Ranges, Runner, add_implied},
-    file_names::{PLAN_ENDINGS, graphs_in},
-    files::{has_ending, name_of},
+    file_names::PLAN_ENDINGS,
+    files::has_ending,
     latency::inputs_at,
     onnx::{OnnxFile, read_model},
     tensor::{NamedTensors, Tensor, TensorData},
@@ -208,19 +205,4 @@ impl Runnable {
         };
         Ok(backend(self.backend(arguments), &options)?.load(model)?)
     }
-}
-
-/// The file of one graph: the only one of a folder, or `model` itself.
-pub(super) fn only_graph(model: &Path) -> Result<PathBuf, Failure> {
-    if !model.is_dir() {
-        return Ok(model.to_owned());
-    }
-    let graphs = graphs_in(model)?;
-    let names: Vec<_> = graphs.iter().map(|(_, graph)| name_of(graph)).collect();
-    if let [first, .., last] = names.as_slice() {
-        let held = names[..names.len() - 1].join(", ");
-        let message = format!("{} holds {held} and {last}, and one graph is taken", model.display());
-        return Err(Failure::usage(message, &format!("give {}", model.join(first).display())));
-    }
-    Ok(graphs.into_iter().next().map_or_else(|| model.to_owned(), |(_, graph)| graph))
 }

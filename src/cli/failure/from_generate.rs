@@ -55,3 +55,18 @@ impl From<GenerateError> for Failure {
         }
     }
 }
+
+/// An error of one line or prompt of what is called `name`.
+pub(in crate::cli) fn failure_in(name: &str, error: GenerateError) -> Failure {
+    let place = match error {
+        GenerateError::TooLong { .. }
+        | GenerateError::NotFinite { .. }
+        | GenerateError::NotFiniteBehind { .. }
+        | GenerateError::TokenId { .. }
+        | GenerateError::LongPrompt { .. } => format!("{name}, "),
+        _ => String::new(),
+    };
+    let mut failure = Failure::from(error);
+    failure.message.insert_str(0, &place);
+    failure
+}

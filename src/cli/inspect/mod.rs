@@ -11,7 +11,7 @@ use std::{
 use clap::Args;
 use moa_graphs::{
     SyntheticTensors,
-    families::{self, Config, ImportOptions, model_types},
+    families::{self, Config, ImportOptions},
 };
 use serde_json::json;
 
@@ -20,20 +20,18 @@ use super::{
     args::within,
     document::{Kind, document},
     interrupt::Ending,
-    note_of_keys, open_checkpoint,
+    notes::note_of_keys,
+    open_checkpoint,
     output_file::JSON,
+    presets::{FEWEST_SYMBOLS, preset, with_vocabulary},
     print_result,
     table::{counted, noun, table},
-    usage::nearest,
 };
 use crate::{
     checkpoint::{self, read_config},
     file_names::CONFIG,
     files::{folder_of, has_ending},
-    inspect::{
-        Cost, Inspection, Lengths, inspect,
-        preset::{PRESETS, Preset},
-    },
+    inspect::{Cost, Inspection, Lengths, inspect, preset::PRESETS},
     source::import,
 };
 
@@ -147,18 +145,6 @@ fn lengths_count<T: PartialEq>(arguments: &InspectArguments, total: impl Fn(Leng
     Ok(())
 }
 
-/// The preset of this name.
-pub(super) fn preset(name: &str) -> Result<&'static Preset, Failure> {
-    Preset::find(name).ok_or_else(|| {
-        let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
-        let help = match nearest(name, &names) {
-            Some(meant) => format!("did you mean {meant}?"),
-            None => format!("one of {}", names.join(", ")),
-        };
-        Failure::usage(format!("there is no preset {name:?}"), &help)
-    })
-}
-
 fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArguments) -> Result<Inspection, Failure> {
     let config = with_vocabulary(config, arguments.vocab)?;
     let tensors = SyntheticTensors::shapes(config.origin());
@@ -167,21 +153,6 @@ fn without_weights(config: Config, lengths: Lengths, arguments: &InspectArgument
     let count = |lengths| inspect(config.model_type(), &model, lengths);
     lengths_count(arguments, |lengths| count(lengths).total)?;
     Ok(Inspection { weights: Vec::new(), ..count(lengths) })
-}
-
-/// Fewest rows of an embedding: that of padding, and one more.
-pub(super) const FEWEST_SYMBOLS: u64 = 2;
-
-/// `config` with embeddings of so many rows; an error where it has none.
-pub(super) fn with_vocabulary(config: Config, vocabulary: Option<u64>) -> Result<Config, Failure> {
-    let Some(rows) = vocabulary else { return Ok(config) };
-    if config.model_type() == model_types::MOA_LAYER {
-        let message = "--vocab changes nothing here: a moa_layer is one layer without embeddings";
-        return Err(Failure::usage(message, "leave it out"));
-    }
-    let sided = ["src_vocab_size", "tgt_vocab_size"];
-    let config = sided.into_iter().fold(config, |config, key| config.with(key, json!(null)));
-    Ok(config.with("vocab_size", json!(rows)))
 }
 
 fn list(arguments: &InspectArguments) -> Result<String, Failure> {

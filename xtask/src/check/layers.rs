@@ -116,6 +116,17 @@ const MODULES: [Module; 27] = [
     ),
 ];
 
+/// Commands of `src/cli`: a file, and others whose names begin with its name and `_`, or a folder.
+const COMMANDS: [&str; 12] = [
+    "baseline", "bench", "build", "export", "generate", "inspect", "ops", "plan", "prepare", "profile", "run", "verify",
+];
+
+/// Files of `src/cli` that name every command.
+const NAME_ALL_COMMANDS: [&str; 2] = ["args", "mod"];
+
+/// A command, and another one that it may name, since an option of it does what that one does.
+const DOES_ANOTHER: [(&str, &str); 1] = [("export", "verify")];
+
 /// Our crates, which a module names where its list has them.
 const CRATES: [&str; 2] = ["moa_graphs", "moa_schema"];
 
@@ -175,7 +186,8 @@ fn broken_rules(root: &Path) -> io::Result<Vec<String>> {
         };
         let at_top = inner.components().count() == 1 || inner == Path::new(name).join("mod.rs");
         for path in named_paths(source) {
-            found.extend(broken(module, &path, at_top).map(|why| format!("{place}:{}: {why}", path.line)));
+            let broken = broken(module, &path, at_top).or_else(|| other_command(inner, &path));
+            found.extend(broken.map(|why| format!("{place}:{}: {why}", path.line)));
         }
     }
     for (folder, never) in OTHER_CRATES {
@@ -220,6 +232,29 @@ fn broken(module: &Module, path: &NamedPath<'_>, at_top: bool) -> Option<String>
     let reads = inner.first().is_some_and(|first| ONNX_READING.contains(first));
     let named = [&[other], inner].concat().join("::");
     (!reads).then(|| format!("`{name}` may not name `{named}`: it only reads ONNX"))
+}
+
+/// Why `path` may not stand in the file `inner` of `src`: it leads from a file of the command line to a command that
+/// the file is no part of.
+fn other_command(inner: &Path, path: &NamedPath<'_>) -> Option<String> {
+    let inner = inner.strip_prefix("cli").ok()?;
+    let own = inner.components().next()?.as_os_str().to_str()?.trim_end_matches(".rs");
+    let in_cli = inner.components().count() == 1 || inner == Path::new(own).join("mod.rs");
+    let named = match path.parts[..] {
+        ["crate" | "moa_export", "cli", named, ..] => named,
+        ["super", named, ..] if in_cli => named,
+        _ => return None,
+    };
+    let (from, to) = (command_of(own).unwrap_or(own), command_of(named)?);
+    let may = NAME_ALL_COMMANDS.contains(&own) || from == to || DOES_ANOTHER.contains(&(from, to));
+    (!may).then(|| format!("`{own}` may not name the command `{to}`; what both need stands in a file of its own"))
+}
+
+/// The command that a file or folder of `src/cli` belongs to.
+fn command_of(file: &str) -> Option<&'static str> {
+    let belongs =
+        |command: &&str| file.strip_prefix(command).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    COMMANDS.into_iter().find(belongs)
 }
 
 /// The first of `never` that `path` lies in, or whose parent it imports as a whole.
@@ -310,6 +345,24 @@ mod tests {
     }
 
     #[test]
+    fn a_command_may_not_name_another_one() {
+        for (file, source, own, other) in [
+            ("prepare.rs", "use super::run::only_graph;", "prepare", "run"),
+            ("build.rs", "use super::{Failure, plan::PlanDtype};", "build", "plan"),
+            ("profile_inputs.rs", "use super::{note, generate_input::failure_in};", "profile_inputs", "generate"),
+            ("bench/mod.rs", "use super::verify;", "bench", "verify"),
+            ("bench/html.rs", "use crate::cli::profile_report::page;", "bench", "profile"),
+            ("verify.rs", "fn f() { super::export::run() }", "verify", "export"),
+            ("table.rs", "use super::ops;", "table", "ops"),
+        ] {
+            let message = format!(
+                "src/cli/{file}:1: `{own}` may not name the command `{other}`; what both need stands in a file of its own"
+            );
+            assert_found(&format!("src/cli/{file}"), source, &message);
+        }
+    }
+
+    #[test]
     fn the_document_says_what_the_rules_say() {
         let module = module("text", &["files", "moa_graphs", "onnx::read"], &[]);
         let found = |row: &str| other_row(&module, &format!("| where |\n{row}\n"));
@@ -336,7 +389,14 @@ mod tests {
         let files = [
             ("src/lib.rs", "pub mod anything; pub use onnx::X;"),
             ("src/main.rs", "moa_export::cli::main()"),
-            ("src/cli/export.rs", "use super::run; use crate::{export, parity::verify}; pub(crate) fn f() {}"),
+            (
+                "src/cli/export.rs",
+                "use super::{exported, verify}; use crate::{export, parity::verify}; pub(crate) fn f() {}",
+            ),
+            ("src/cli/profile_report.rs", "use super::{Failure, profile, profile_args::X};"),
+            ("src/cli/bench/html.rs", "use super::text::duration; use crate::cli::table::counted;"),
+            ("src/cli/args.rs", "use super::plan::PlanArguments;"),
+            ("src/cli/mod.rs", "mod tests { use super::run; }"),
             ("src/onnx/read.rs", "use crate::onnx::proto; use super::write; // crate::cli"),
             ("src/backend/ort.rs", "use crate::onnx::{OnnxFile, inline::inline_functions, read::Dim};"),
             ("src/engine/cache.rs", "use crate::onnx::Staging;"),
