@@ -173,13 +173,19 @@ fn whole(argument: &str) -> Result<(String, Vec<u8>), Failure> {
             let help = "give a file that is there; a text that looks like one goes to stdin: `… --input -`";
             Err(Failure::usage(format!("--input {argument}: there is no such file"), help))
         }
-        Err(_) => Ok((TYPED.to_owned(), argument.as_bytes().to_vec())),
+        Err(_) => {
+            if may_be_a_file(argument) {
+                note(&format!("there is no file {argument}; it is taken as the text"));
+            }
+            Ok((TYPED.to_owned(), argument.as_bytes().to_vec()))
+        }
     }
 }
 
 /// Whether `text` is one word that begins as a path does or ends as a file of text does, or several that do both.
 fn looks_like_a_file(text: &str) -> bool {
-    const ENDINGS: [&str; 8] = ["bpe", "csv", "ids", "json", "jsonl", "md", "tsv", "txt"];
+    const ENDINGS: [&str; 15] =
+        ["bpe", "csv", "de", "en", "fr", "gz", "ids", "json", "jsonl", "md", "src", "tgt", "tok", "tsv", "txt"];
     let ends_like_one = has_ending(text, &ENDINGS);
     let begins_like_one = text.starts_with(['/', '.', '~']) && text.contains('/');
     match text.contains(char::is_whitespace) {
@@ -188,17 +194,42 @@ fn looks_like_a_file(text: &str) -> bool {
     }
 }
 
+/// Whether `text` is one word with a separator of folders, or with a dot that does not only end it.
+fn may_be_a_file(text: &str) -> bool {
+    !text.contains(char::is_whitespace) && text.trim_end_matches('.').contains(['/', '.'])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_mistyped_file_is_no_text() {
-        for file in ["lines.txt", "data/Lines.TXT", "./lines", "/data/lines", "~/lines", "../x.tsv", "a.json"] {
+        for file in [
+            "lines.txt",
+            "data/Lines.TXT",
+            "./lines",
+            "/data/lines",
+            "~/lines",
+            "../x.tsv",
+            "a.json",
+            "test.de",
+            "test.en.gz",
+        ] {
             assert!(looks_like_a_file(file), "{file}");
         }
         for text in ["nine hundred", "nine", "e.g.", "Hello.World", "and/or", "see notes.txt", "...", "3/4", "."] {
             assert!(!looks_like_a_file(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_may_be_a_file_is_told_from_a_sentence() {
+        for file in ["test.nl", "and/or", "3/4", "Hello.World", "data/lines", ".hidden"] {
+            assert!(may_be_a_file(file) && !looks_like_a_file(file), "{file}");
+        }
+        for text in ["nine", "Hello.", "...", "", "nine hundred", "see test.nl", "a / b"] {
+            assert!(!may_be_a_file(text), "{text}");
         }
     }
 

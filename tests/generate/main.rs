@@ -7,6 +7,7 @@ mod command;
 mod ends;
 mod folders;
 mod goldens;
+mod input;
 mod language_models;
 mod notes;
 #[path = "../support_signals/mod.rs"]
