@@ -16,7 +16,7 @@ use crate::{
     parity::{self, Step},
 };
 
-const BYTES: &str = "{bar:30} {bytes} of {total_bytes}, {bytes_per_sec}{left}";
+const BYTES: &str = "{bar:30} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}{left}";
 #[cfg(feature = "ort")]
 const LINES: &str = "{bar:30} {pos}/{len} lines{left}";
 #[cfg(feature = "ort")]
@@ -25,7 +25,7 @@ const TOKENS: &str = "{spinner} {pos} tokens, {per_sec}";
 const LOADING: &str = "{spinner} loading the model, {elapsed}";
 const BATCHES: &str = "{bar:30} {pos}/{len} batches{left}";
 const CHECKPOINT: &str = "{spinner} reading the checkpoint, {elapsed}";
-const WEIGHTS: &str = "{bar:30} {bytes} of {total_bytes} of weights compared{left}";
+const WEIGHTS: &str = "{bar:30} {decimal_bytes} of {decimal_total_bytes} of weights compared{left}";
 const RUNS: &str = "{bar:30} {pos}/{len} runs on {msg}{left}";
 const UNCOUNTED_RUNS: &str = "{spinner} {pos} runs on {msg}, {elapsed}";
 const POINTS: &str = "{bar:30} {pos}/{len} points{left}: {msg}";
@@ -43,7 +43,7 @@ fn bar(template: &str, length: u64) -> ProgressBar {
 fn show(bar: &ProgressBar, template: &str, length: u64) {
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let left = |state: &ProgressState, out: &mut dyn fmt::Write| {
-        let _a_bar_that_is_not_drawn_is_no_error = out.write_str(&left(state.pos(), state.eta()));
+        let _a_bar_that_is_not_drawn_is_no_error = out.write_str(&left(state.pos(), state.len(), state.eta()));
     };
     bar.set_style(style.with_key("left", left));
     bar.set_length(length);
@@ -52,9 +52,10 @@ fn show(bar: &ProgressBar, template: &str, length: u64) {
     }
 }
 
-/// The time that the rest will take, behind what was counted; nothing before a step is done to judge by.
-fn left(done: u64, time: Duration) -> String {
-    if done == 0 { String::new() } else { format!(", {:#} left", HumanDuration(time)) }
+/// The time that the rest will take, behind what was counted; nothing before a hundredth is done to judge by.
+fn left(done: u64, all: Option<u64>, time: Duration) -> String {
+    let is_early = done == 0 || done < all.unwrap_or_default() / 100;
+    if is_early { String::new() } else { format!(", {:#} left", HumanDuration(time)) }
 }
 
 /// A bar of lines, where there are several.
@@ -171,6 +172,7 @@ impl Progress {
 impl export::Watch for Progress {
     fn begin(&self, bytes: u64) {
         if bytes >= SHOWN_FROM_BYTES {
+            self.bar.reset();
             show(&self.bar, BYTES, bytes);
         }
     }
@@ -193,11 +195,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_time_is_told_before_a_step_is_done() {
-        assert_eq!(left(0, Duration::ZERO), "");
-        assert_eq!(left(1, Duration::from_secs(30)), ", 30s left");
+    fn no_time_is_told_before_a_hundredth_is_done() {
+        let half_a_minute = Duration::from_secs(30);
+        for (done, all) in [(0, None), (0, Some(3)), (1, Some(200)), (9_999_999, Some(1_000_000_000))] {
+            assert_eq!(left(done, all, half_a_minute), "", "{done} of {all:?}");
+        }
+        for (done, all) in [(1, None), (1, Some(3)), (2, Some(200)), (10_000_000, Some(1_000_000_000))] {
+            assert_eq!(left(done, all, half_a_minute), ", 30s left", "{done} of {all:?}");
+        }
         for template in [BYTES, BATCHES, WEIGHTS, RUNS, POINTS] {
             assert!(template.contains("{left}") && !template.contains("eta"), "{template}");
+        }
+    }
+
+    #[test]
+    fn bars_count_in_the_units_of_results() {
+        for template in [BYTES, WEIGHTS] {
+            assert_eq!(template.matches("bytes").count(), template.matches("{decimal_").count(), "{template}");
         }
     }
 }
