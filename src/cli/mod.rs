@@ -36,6 +36,7 @@ mod profile_report;
 mod profile_vocabulary;
 mod progress;
 mod receipt;
+mod rival_options;
 mod run;
 mod run_args;
 mod run_expect;

@@ -14,7 +14,7 @@ use clap::{
     error::{ContextKind as Part, ContextValue, ErrorKind as Misuse},
 };
 
-use super::{Failure, args::Arguments, codes::Code, is_writable, printed};
+use super::{Failure, args::Arguments, codes::Code, is_writable, printed, rival_options};
 
 /// The words of the command line; `help --help` is `--help`, which clap's own command `help` does not know, and a
 /// number below zero that it does not know as one, such as -1e-3, is joined to its option.
@@ -122,6 +122,7 @@ pub(super) fn answer(error: clap::Error) -> Result<ExitCode, Failure> {
     }
     let command = named_command();
     let help = help_of_json(&error)
+        .or_else(|| of_rival(command.trim_start(), &error))
         .or_else(|| similar(&error))
         .or_else(|| option_for(command.trim_start(), &error))
         .or_else(|| missing(&error))
@@ -175,6 +176,12 @@ fn help_of_json(error: &clap::Error) -> Option<String> {
         true => (file == "-").then(|| "`--json` prints to stdout; leave out `-`".to_owned()),
         false => Some(format!("`--json` prints to stdout; redirect with `> {}`", crate::shell::word(file))),
     }
+}
+
+/// What does here what an option of another program does there.
+fn of_rival(command: &str, error: &clap::Error) -> Option<String> {
+    let option = part(error, Part::InvalidArg).filter(|_| error.kind() == Misuse::UnknownArgument)?;
+    rival_options::help_for(command, option).map(ToOwned::to_owned)
 }
 
 /// What is spelt almost as what was typed.

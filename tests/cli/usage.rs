@@ -185,6 +185,30 @@ fn words_in_the_wrong_place_are_told_their_option() {
     }
 }
 
+#[test]
+fn options_of_other_programs_are_told_ours() {
+    let scene = Scene::with(&Model::layer());
+    for (line, help) in [
+        ("--model ck -o out", "the checkpoint comes first, without an option: moa-export CHECKPOINT -o OUT"),
+        ("export -m ck -o out", "the checkpoint comes first, without an option: moa-export CHECKPOINT -o OUT"),
+        ("ck -o out --overwrite", "--force replaces what is there"),
+        ("build m.onnx -o m.plan --yes", "--force replaces what is there"),
+        ("ck -o out --precision fp16", "--dtype says the type of the weights, such as --dtype fp16 or --dtype int8"),
+        ("ck -o out --quantize", "--dtype says the type of the weights, such as --dtype fp16 or --dtype int8"),
+        ("ck -o out --fp16", "it is --dtype fp16"),
+        ("plan --bf16", "it is --dtype bf16"),
+        ("ck -o out --verbose", "leave it out: there is none; results go to stdout, notes and progress to stderr"),
+        ("ops --quiet", "leave it out: there is none; results go to stdout, notes and progress to stderr"),
+        ("generate out --input x --num-beams 4", "the beams of a translation are given with --beam"),
+        ("generate out --input x --output y", "the texts go to stdout; redirect with `> FILE`"),
+        ("generate out --input x -o y", "the texts go to stdout; redirect with `> FILE`"),
+        ("ops --fp16", "run `moa-export ops --help`"),
+        ("ops --yes", "run `moa-export ops --help`"),
+    ] {
+        scene.refuses(line, 2, &[&format!("help: {help}\n")]);
+    }
+}
+
 /// What was typed is part of the message, whatever lines it has, and never the help.
 #[test]
 fn typed_lines_give_no_advice() {
