@@ -372,7 +372,7 @@ impl CheckpointError {
             }
             Self::Limit { .. } => "no model of a supported family needs that much; check where the file comes from",
             Self::Io { file, source } => return help_with_file(file, source),
-            Self::Json { .. } => "mend the file, or copy or download it again",
+            Self::Json { file, .. } => help_with_json(file),
         };
         Some(help.into())
     }
@@ -387,6 +387,14 @@ impl From<&WeightError> for ErrorKind {
             }
             _ => Self::Malformed,
         }
+    }
+}
+
+/// What to do about a file that is not the JSON that it should be.
+fn help_with_json(file: &str) -> &'static str {
+    match has_ending(file, &["yaml", "yml"]) {
+        true => "a configuration is JSON: give the checkpoint's config.json, or save the same keys as JSON",
+        false => "mend the file, or copy or download it again",
     }
 }
 

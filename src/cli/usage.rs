@@ -3,7 +3,7 @@
 use std::{
     error::Error,
     ffi::{OsStr, OsString},
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     num::{IntErrorKind, ParseFloatError, ParseIntError},
     path::{self, Path},
     process::ExitCode,
@@ -226,6 +226,10 @@ fn missing(error: &clap::Error) -> Option<String> {
     let help = match option.split_once(' ').filter(|_| error.kind() == Misuse::MissingRequiredArgument)? {
         ("--output", value) => format!("say where the result goes: -o {}", value.trim_matches(['<', '>'])),
         ("--checkpoint", _) => "name what it was exported from: --checkpoint CHECKPOINT".into(),
+        ("--input", _) if !io::stdin().is_terminal() => {
+            "--input - reads the lines of stdin; a text, or a file with a text a line, is given as --input 'two words'"
+                .into()
+        }
         ("--input", _) => "give the text, or a file with a text a line: --input 'two words'".into(),
         ("--inputs", "<FILE>") => "give inputs with --inputs, or let --random make some".into(),
         ("--inputs", _) => "give texts, token ids or tensors by name: --inputs FILE".into(),

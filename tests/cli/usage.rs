@@ -41,6 +41,7 @@ fn wrong_arguments_name_themselves() {
         ("ck", "help: say where the result goes: -o OUT\n"),
         ("build m.onnx", "help: say where the result goes: -o PLAN\n"),
         ("generate ck", "--input 'two words'"),
+        ("generate ck", "help: --input - reads the lines of stdin"),
         ("profile m.onnx", "--inputs FILE"),
         ("ck -o", "--output"),
         ("ck -o m.onnx --frm standard", "--frm"),
@@ -284,6 +285,14 @@ fn arguments_need_not_be_text() {
         command.arg(path).args(line.split_whitespace());
         Outcome::of(command).assert_refused(line, code, &[part]);
     }
+}
+
+#[test]
+fn configurations_of_other_formats_are_told() {
+    let scene = Scene::with(&Model::layer());
+    scene.write("config.yaml", "model_type: moa_layer\n");
+    let help = "help: a configuration is JSON: give the checkpoint's config.json, or save the same keys as JSON\n";
+    scene.refuses("ck -o out --config config.yaml", 3, &["config.yaml: ", "not valid JSON", help]);
 }
 
 #[test]

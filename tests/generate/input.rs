@@ -1,6 +1,6 @@
-//! What the program takes for its input.
+//! What the program takes for its input, what it says where files are missing, and which lines answer which.
 
-use std::process::Command;
+use std::{fs, process::Command};
 
 use moa_graphs::Form;
 use tempfile::TempDir;
@@ -26,4 +26,18 @@ fn words_that_may_be_files_are_told() {
     assert!(code == Some(0) && !told.contains("no file"), "{told}");
     let (code, stdout, _) = generate(&folder, &["--input", "test.de"]);
     assert_eq!((code, stdout.as_str()), (Some(2), ""));
+}
+
+#[test]
+fn missing_files_of_a_vocabulary_come_from_the_export() {
+    let folder = exported(Form::Function);
+    let help = "help: copy it there from the folder that was exported, or export again with --force\n";
+    for name in ["bpe.codes", "dict.txt"] {
+        let path = out(&folder).join(name);
+        let content = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let (code, _, told) = generate(&folder, &["--input", "zero"]);
+        assert!(code == Some(5) && told.contains(name) && told.ends_with(help), "{name}: {told}");
+        fs::write(path, content).unwrap();
+    }
 }

@@ -1,5 +1,7 @@
 //! The typed error of generation as a failure.
 
+use std::io::ErrorKind;
+
 use super::{Code, Failure};
 use crate::{
     generate::GenerateError,
@@ -12,9 +14,15 @@ impl From<GenerateError> for Failure {
         match error {
             GenerateError::Text(error) => {
                 let again = "copy the file again from where the model came from, or export again with --force";
-                let of_export = matches!(error, TextError::Dictionary { .. });
+                let missing = "copy it there from the folder that was exported, or export again with --force";
+                let help = match &error {
+                    TextError::Io { source, .. } if source.kind() == ErrorKind::NotFound => Some(missing),
+                    TextError::Dictionary { .. } => Some(again),
+                    _ => None,
+                };
                 let failure = Self::from(error);
-                Self { help: failure.help.filter(|_| !of_export).or_else(|| Some(again.into())), ..failure }
+                let help = help.map(ToOwned::to_owned).or(failure.help).or_else(|| Some(again.into()));
+                Self { help, ..failure }
             }
             GenerateError::TwoExports { .. } => {
                 Self::new(Code::OnnxMalformed, message, Some("export both again into one folder"))
