@@ -75,7 +75,8 @@ pub(super) struct TranslationArguments {
     /// Length penalty, -10 to 10: a score is the sum of log-probabilities over length^X [default: 1]
     #[arg(long, value_name = "X")]
     pub(super) lenpen: Option<f64>,
-    /// Translations of each line, best first; with more than 1, score and tab before each [default: 1]
+    /// Translations of each line, best first; with more than 1, score and tab before each, and a blank line gives one
+    /// empty line all the same; --json has the numbers of the lines [default: 1]
     #[arg(long, value_name = "N")]
     pub(super) nbest: Option<usize>,
     /// When a sentence is done [default: best]

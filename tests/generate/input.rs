@@ -41,3 +41,11 @@ fn missing_files_of_a_vocabulary_come_from_the_export() {
         fs::write(path, content).unwrap();
     }
 }
+
+#[test]
+fn a_blank_line_of_n_best_lists_gives_one_line() {
+    let folder = exported(Form::Function);
+    let (_, lines, _) = generate(&folder, &["--input", "\nzero\n\n", "--nbest", "2"]);
+    let lines: Vec<_> = lines.lines().map(|line| line.split('\t').count()).collect();
+    assert_eq!(lines, [1, 2, 2, 1]);
+}
