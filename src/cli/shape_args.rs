@@ -4,7 +4,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, error::Error};
 
 use super::Failure;
 use crate::{
-    engine::{ShapeList, ShapeProfile, ShapeProfileError, Sizes, listed_shapes, open_dims, shapes},
+    engine::{DimRange, ShapeList, ShapeProfile, ShapeProfileError, listed_shapes, open_dims, shapes},
     onnx::read::ValueInfo,
 };
 
@@ -13,7 +13,7 @@ struct Typed {
     /// Smallest, most frequent and largest size of a dimension that the model leaves open, or one size; repeatable;
     /// before the first --profile, for all profiles
     #[arg(long = "dim", value_name = "NAME=MIN:OPT:MAX")]
-    dims: Vec<Sizes>,
+    dims: Vec<DimRange>,
     /// Smallest shapes of the inputs, in place of --dim [default: those of --opt, else of --max]
     #[arg(long, visible_alias = "minShapes", value_name = "INPUT:1x1,…")]
     min: Vec<ShapeList>,
@@ -38,7 +38,7 @@ const OPTIONS: [&str; 3] = ["--min", "--opt", "--max"];
 /// One option about shapes.
 #[derive(Debug, Clone)]
 enum Word {
-    Dim(Sizes),
+    Dim(DimRange),
     List(usize, ShapeList),
     Profile(usize),
 }
@@ -79,7 +79,7 @@ impl FromArgMatches for ShapeArguments {
 /// The sizes of one profile.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Group {
-    dims: Vec<Sizes>,
+    dims: Vec<DimRange>,
     lists: [Option<ShapeList>; 3],
 }
 
@@ -173,7 +173,7 @@ impl Group {
             return Ok(listed_shapes(inputs, [min, opt, max])?);
         }
         let own = open_dims(inputs);
-        let dims: Vec<Sizes> = self.dims.iter().filter(|dim| own.contains(&dim.name)).cloned().collect();
+        let dims: Vec<DimRange> = self.dims.iter().filter(|dim| own.contains(&dim.name)).cloned().collect();
         Ok(shapes(inputs, &dims)?)
     }
 }

@@ -3,7 +3,7 @@
 use std::num::IntErrorKind;
 
 use super::Failure;
-use crate::latency::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes};
+use crate::latency::{BATCH, Grid, PAST, Point, SEQUENCE, SOURCE};
 
 /// Largest size of an axis: what is larger is a slip.
 const LARGEST: usize = 1 << 20;
@@ -50,7 +50,7 @@ pub(super) fn axis(text: &str) -> Result<(String, usize), String> {
 /// Where an axis has two sizes, or inputs would fill the memory.
 pub(super) fn grid(typed: [Vec<usize>; 4], others: &[(String, usize)]) -> Result<Grid, Failure> {
     let [batch, sequence, past, source] = typed;
-    let mut sizes = Sizes::new();
+    let mut sizes = Point::new();
     for (axis, size) in others {
         if sizes.insert(axis.clone(), *size).is_some() {
             return Err(Failure::usage(format!("--dim gives the axis {axis} two sizes"), "give it one size"));

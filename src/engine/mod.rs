@@ -19,5 +19,5 @@ pub use lock::{
 pub use matrix::{Dtype, Fit, GPUS, Gpu, Misfit, Plugin, RELEASES, Release, ReleaseNumber, Version, fit};
 pub use positions::must_have_positions;
 pub use prepare::{PrepareError, Prepared, is_prepared, prepare};
-pub use profile::{InputShapes, ShapeProfile, ShapeProfileError, Sizes, open_dims, shapes};
+pub use profile::{DimRange, InputShapes, ShapeProfile, ShapeProfileError, open_dims, shapes};
 pub use shape_list::{ShapeList, listed_shapes};

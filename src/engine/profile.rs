@@ -8,14 +8,14 @@ use crate::onnx::read::{Dim, ValueInfo, terms};
 
 /// Smallest, most frequent and largest size of one open dimension.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sizes {
+pub struct DimRange {
     /// Name of the dimension in the model.
     pub name: String,
     /// Smallest, most frequent, largest.
     pub sizes: [u64; 3],
 }
 
-impl FromStr for Sizes {
+impl FromStr for DimRange {
     type Err = String;
 
     /// Reads `NAME=MIN:OPT:MAX`, or `NAME=N` for one size.
@@ -149,7 +149,7 @@ pub fn open_dims(inputs: &[ValueInfo]) -> Vec<String> {
 ///
 /// Where `dims` are not exactly the open dimensions, where an input has a dimension without a name, and where another
 /// dimension than those of the past may be of 0.
-pub fn shapes(inputs: &[ValueInfo], dims: &[Sizes]) -> Result<ShapeProfile, ShapeProfileError> {
+pub fn shapes(inputs: &[ValueInfo], dims: &[DimRange]) -> Result<ShapeProfile, ShapeProfileError> {
     let open = open_dims(inputs);
     if let Some(unknown) = dims.iter().find(|dim| !open.contains(&dim.name)) {
         return Err(ShapeProfileError::Unknown { name: unknown.name.clone(), open });
@@ -179,7 +179,7 @@ pub(super) fn nothing_is_empty(inputs: &[ValueInfo], profile: &ShapeProfile) -> 
     empty.map_or(Ok(()), |name| Err(ShapeProfileError::Empty { name: name.to_owned() }))
 }
 
-fn shape(input: &ValueInfo, dims: &[Sizes], which: usize) -> Result<Vec<u64>, ShapeProfileError> {
+fn shape(input: &ValueInfo, dims: &[DimRange], which: usize) -> Result<Vec<u64>, ShapeProfileError> {
     let unnamed = || ShapeProfileError::Unnamed { input: input.name.clone() };
     let size = |name: &str| {
         let given = dims.iter().find(|dim| dim.name == name).map(|dim| dim.sizes[which]);
@@ -203,7 +203,7 @@ mod tests {
         ValueInfo { name: name.into(), data_type: DataType::Float, dims: Some(dims.iter().map(dim).collect()) }
     }
 
-    fn sizes(texts: &[&str]) -> Vec<Sizes> {
+    fn sizes(texts: &[&str]) -> Vec<DimRange> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
@@ -214,7 +214,7 @@ mod tests {
         for wrong in
             ["", "batch", "batch=", "=1", "b=1:2", "b=2:1:3", "b=1:3:2", "b=-1:1:1", "b=1:2:3:4", "b=1:1:2147483648"]
         {
-            assert!(wrong.parse::<Sizes>().is_err(), "{wrong}");
+            assert!(wrong.parse::<DimRange>().is_err(), "{wrong}");
         }
     }
 

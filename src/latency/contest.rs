@@ -8,7 +8,7 @@ use super::{
     experts::{ExpertLoad, count, experts_by_module},
     result::{BenchResult, DeviceTimes, ParityRow, Row, SessionRow, Skipped, Subject, Verdict},
     sampler::{CallTime, Series, TimedCall, interleave, nanoseconds},
-    shapes::{Sizes, tokens},
+    shapes::{Point, tokens},
     statistics::{estimate_median, paired_ratio},
     subjects::{Job, Member},
 };
@@ -303,7 +303,7 @@ impl<'a> Contest<'a> {
     fn accept_verdict(
         &self,
         index: usize,
-        point: Option<&Sizes>,
+        point: Option<&Point>,
         verdict: Verdict,
         result: &mut BenchResult,
     ) -> Result<(), LatencyError> {
@@ -352,7 +352,7 @@ impl<'a> Contest<'a> {
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn row(contestant: &Contestant, point: &Sizes, index: usize, series: &Series, beside: Option<&Series>) -> Option<Row> {
+fn row(contestant: &Contestant, point: &Point, index: usize, series: &Series, beside: Option<&Series>) -> Option<Row> {
     let times = series.times.summary()?;
     let turns: Vec<f64> = series.turns.iter().map(|turn| *turn as f64).collect();
     Some(Row {
@@ -398,20 +398,20 @@ fn check_choice(module: &str, wanted: &[Vec<usize>], found: impl Fn(usize) -> Ve
 }
 
 /// Who and where, for messages.
-pub fn place(subject: &Subject, point: Option<&Sizes>) -> String {
+pub fn place(subject: &Subject, point: Option<&Point>) -> String {
     let Subject { model, backend, part, module } = subject;
     let module = module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
     let point = point.map(|point| format!(", {}", point_text(point))).unwrap_or_default();
     format!("{model} on {backend}, {part}{module}{point}")
 }
 
-pub(super) fn place_of_job(job: &Job, point: &Sizes) -> String {
+pub(super) fn place_of_job(job: &Job, point: &Point) -> String {
     let module = job.module.as_ref().map(|module| format!(" {module}")).unwrap_or_default();
     format!("{}{module}, {}", job.part.as_str(), point_text(point))
 }
 
 /// `batch 1, sequence 128`.
-pub fn point_text(point: &Sizes) -> String {
+pub fn point_text(point: &Point) -> String {
     point.iter().map(|(axis, size)| format!("{axis} {size}")).collect::<Vec<_>>().join(", ")
 }
 
@@ -460,7 +460,7 @@ mod tests {
             peak_memory: None,
         };
         let point =
-            Sizes::from([("batch".to_owned(), 2), ("sequence".to_owned(), 5), ("past_sequence".to_owned(), 40)]);
+            Point::from([("batch".to_owned(), 2), ("sequence".to_owned(), 5), ("past_sequence".to_owned(), 40)]);
         let (slow, first) = (series(2_000, 900), series(500, 300));
         let alone = row(&contestant, &point, 0, &first, None).unwrap();
         assert_eq!((alone.ratio, alone.first_call, alone.times.p50, alone.turns), (None, 7, 500, 8));

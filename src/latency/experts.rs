@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moa_schema::{RoutingPart, parameter};
 use serde::{Deserialize, Serialize};
 
-use super::shapes::Sizes;
+use super::shapes::Point;
 use crate::onnx::{
     OnnxFile,
     proto::NodeProto,
@@ -22,7 +22,7 @@ pub struct ExpertLoad {
     /// Module of the layer.
     pub module: String,
     /// Shape of the input.
-    pub point: Sizes,
+    pub point: Point,
     /// Routed tokens; those whose every weight is 0 are padding.
     pub tokens: u64,
     /// Tokens that went to each expert.
@@ -97,7 +97,7 @@ mod tests {
             model: String::new(),
             part: String::new(),
             module: String::new(),
-            point: Sizes::new(),
+            point: Point::new(),
             tokens: 4,
             counts: vec![4, 0, 4, 0],
         };

@@ -35,7 +35,7 @@ pub use result::{
     layers,
 };
 pub use sampler::{Budget, End, Series, nanoseconds};
-pub use shapes::{BATCH, Grid, PAST, SEQUENCE, SOURCE, Sizes, axes, inputs_at, tokens};
+pub use shapes::{BATCH, Grid, PAST, Point, SEQUENCE, SOURCE, axes, inputs_at, tokens};
 pub use statistics::{Estimate, Summary, Times, median};
 pub use steering::Choice;
 pub use subjects::{LeftOut, Model, left_out, own_inputs};
@@ -202,7 +202,7 @@ impl Setup<'_> {
         &self,
         runner: &'b mut dyn Runner,
         inputs: &'b NamedTensors,
-        point: &Sizes,
+        point: &Point,
     ) -> Result<(Bound<'b>, usize), BackendError> {
         let new = point.get(SEQUENCE).copied().unwrap_or(1);
         if self.in_place { runner.bind_in_place(inputs, new + ROOM) } else { Ok((runner.bind(inputs)?, 0)) }

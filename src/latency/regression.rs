@@ -8,7 +8,7 @@ use super::{
     contest::{Contestant, place, place_of_job},
     receipt::Receipt,
     result::{BenchResult, Row, Subject},
-    shapes::Sizes,
+    shapes::Point,
     statistics::Estimate,
     subjects::{Job, Model},
 };
@@ -125,7 +125,7 @@ pub(super) fn can_be_compared(
 pub(super) fn are_known(
     receipt: &Receipt,
     contestants: &[Contestant],
-    points: &[Sizes],
+    points: &[Point],
     old: &BenchResult,
 ) -> Result<(), Incomparable> {
     let older = Older::of(receipt, old);
@@ -164,7 +164,7 @@ impl<'a> Older<'a> {
         &'b self,
         model: &'b str,
         place: (&'b str, Option<&'b str>),
-        point: &'b Sizes,
+        point: &'b Point,
     ) -> impl Iterator<Item = &'b Row> {
         let then = self.name(model);
         self.result.rows.iter().filter(move |row| {
@@ -173,7 +173,7 @@ impl<'a> Older<'a> {
         })
     }
 
-    fn row<'b>(&'b self, subject: &'b Subject, point: &'b Sizes) -> Result<&'b Row, Incomparable> {
+    fn row<'b>(&'b self, subject: &'b Subject, point: &'b Point) -> Result<&'b Row, Incomparable> {
         let Subject { model, backend, part, module } = subject;
         let found = self.rows_at(model, (part, module.as_deref()), point).find(|row| row.subject.backend == *backend);
         found.ok_or_else(|| Incomparable::new(place(subject, Some(point)), "not measured", "measured"))

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     experts::ExpertLoad,
     receipt::Receipt,
-    shapes::Sizes,
+    shapes::Point,
     statistics::{Estimate, Summary},
 };
 use crate::parity::Agreement;
@@ -48,7 +48,7 @@ pub struct Row {
     /// Who.
     pub subject: Subject,
     /// At which shape.
-    pub point: Sizes,
+    pub point: Point,
     /// First call at this shape.
     #[serde(rename = "first_call_ns")]
     pub first_call: u64,
@@ -147,7 +147,7 @@ pub struct ParityRow {
     /// Who.
     pub subject: Subject,
     /// At which shape; none where a checkpoint was the reference.
-    pub point: Option<Sizes>,
+    pub point: Option<Point>,
     /// The outcome.
     pub verdict: Verdict,
 }
@@ -207,7 +207,7 @@ pub struct OperatorTimes {
     /// Who.
     pub subject: Subject,
     /// At which shape.
-    pub point: Sizes,
+    pub point: Point,
     /// Calls that were recorded.
     pub calls: usize,
     /// Time by module and operator, in the order of the graph.

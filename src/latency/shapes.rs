@@ -19,8 +19,8 @@ use crate::{
 /// Most bytes of all inputs together.
 const MOST_BYTES: usize = 1 << 36;
 
-/// Sizes by the name of the axis.
-pub type Sizes = BTreeMap<String, usize>;
+/// What a grid is timed at: sizes by the name of the axis.
+pub type Point = BTreeMap<String, usize>;
 
 /// What a grid is made of; every combination is a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Grid {
     /// Source tokens; where absent, as many as past and new tokens together, or new tokens of a graph without those.
     pub source: Vec<usize>,
     /// Sizes of other axes.
-    pub others: Sizes,
+    pub others: Point,
 }
 
 /// Names of the axes of a graph's inputs that have no fixed size, sums left out.
@@ -50,8 +50,8 @@ impl Grid {
     /// # Errors
     ///
     /// Where the size of an axis is not known.
-    pub fn points(&self, axes: &BTreeSet<String>) -> Result<Vec<Sizes>, LatencyError> {
-        let mut points: Vec<Sizes> = Vec::new();
+    pub fn points(&self, axes: &BTreeSet<String>) -> Result<Vec<Point>, LatencyError> {
+        let mut points: Vec<Point> = Vec::new();
         let sources: Vec<Option<usize>> = match self.source.as_slice() {
             [] => vec![None],
             several => several.iter().copied().map(Some).collect(),
@@ -115,7 +115,7 @@ impl Grid {
         sequence: usize,
         past: usize,
         source: Option<usize>,
-    ) -> Result<Sizes, LatencyError> {
+    ) -> Result<Point, LatencyError> {
         let both_sides = axes.contains(SEQUENCE);
         let size = |axis: &String| match axis.as_str() {
             BATCH => Ok(batch),
@@ -130,7 +130,7 @@ impl Grid {
 }
 
 /// New tokens of one call at `point`.
-pub fn tokens(point: &Sizes) -> usize {
+pub fn tokens(point: &Point) -> usize {
     let rows = point.get(BATCH).copied().unwrap_or(1);
     rows * point.get(SEQUENCE).or_else(|| point.get(SOURCE)).copied().unwrap_or(1)
 }
@@ -140,7 +140,7 @@ pub fn tokens(point: &Sizes) -> usize {
 /// # Errors
 ///
 /// [`LatencyError::TooLong`].
-pub(super) fn check_length(file: &OnnxFile, point: &Sizes) -> Result<(), LatencyError> {
+pub(super) fn check_length(file: &OnnxFile, point: &Point) -> Result<(), LatencyError> {
     let new = point.get(SEQUENCE).or_else(|| point.get(SOURCE)).copied().unwrap_or(0);
     let length = new + point.get(PAST).copied().unwrap_or(0);
     match file.position_tables().into_iter().find(|table| length > table.positions) {
@@ -198,7 +198,7 @@ pub fn inputs_at(file: &OnnxFile, grid: &Grid, seed: u64) -> Result<NamedTensors
 /// # Errors
 ///
 /// Where nothing is known of an input, and where the inputs take more than [`MOST_BYTES`] or than memory has.
-pub(super) fn random_inputs(file: &OnnxFile, point: &Sizes, random: &mut Random) -> Result<NamedTensors, LatencyError> {
+pub(super) fn random_inputs(file: &OnnxFile, point: &Point, random: &mut Random) -> Result<NamedTensors, LatencyError> {
     let rows = file.looked_up_rows();
     let mut inputs = NamedTensors::new();
     let mut free = MOST_BYTES;
@@ -227,7 +227,7 @@ fn filled<T>(count: usize, value: impl FnMut(usize) -> T) -> Result<Vec<T>, TryR
     Ok(values)
 }
 
-fn shape(input: &ValueInfo, point: &Sizes) -> Result<Vec<usize>, LatencyError> {
+fn shape(input: &ValueInfo, point: &Point) -> Result<Vec<usize>, LatencyError> {
     let unknown = || LatencyError::UnknownInput { input: input.name.clone(), what: "its shape is not declared" };
     let dims = input.dims.as_ref().ok_or_else(unknown)?;
     let size = |dim: &Dim| match dim {
@@ -242,7 +242,7 @@ fn shape(input: &ValueInfo, point: &Sizes) -> Result<Vec<usize>, LatencyError> {
 fn values(
     input: &ValueInfo,
     shape: &[usize],
-    point: &Sizes,
+    point: &Point,
     rows: Option<i64>,
     random: &mut Random,
 ) -> Result<TensorData, LatencyError> {
@@ -276,8 +276,8 @@ fn values(
 }
 
 /// The point at which `inputs` lie, by the names of the graph's axes.
-pub(super) fn point_of(file: &OnnxFile, inputs: &NamedTensors) -> Sizes {
-    let mut point = Sizes::new();
+pub(super) fn point_of(file: &OnnxFile, inputs: &NamedTensors) -> Point {
+    let mut point = Point::new();
     for input in file.inputs() {
         let Some(tensor) = inputs.get(&input.name) else { continue };
         for (dim, size) in input.dims.iter().flatten().zip(tensor.shape()) {
@@ -319,7 +319,7 @@ mod tests {
         let past = |past| Grid { past: vec![past], ..Grid::default() };
         assert_eq!(past(0).unused_axis(&[set(&[SEQUENCE])]), None);
         assert_eq!(past(3).unused_axis(&[set(&[SEQUENCE])]), Some(PAST));
-        let others = Grid { others: Sizes::from([("heads".to_owned(), 2)]), ..Grid::default() };
+        let others = Grid { others: Point::from([("heads".to_owned(), 2)]), ..Grid::default() };
         assert_eq!(others.unused_axis(&[set(&["heads"])]), None);
         assert_eq!(others.unused_axis(&[set(&[BATCH])]), Some("heads"));
     }

@@ -8,7 +8,7 @@ use std::{
 use super::{
     LatencyError,
     cut::{CutOperator, cut_operators},
-    shapes::{Grid, Sizes, axes, check_fixed, check_length},
+    shapes::{Grid, Point, axes, check_fixed, check_length},
     steering::Choice,
 };
 use crate::{
@@ -106,7 +106,7 @@ pub(super) struct Job {
     /// The graphs, model by model.
     pub members: Vec<Member>,
     /// Shapes.
-    pub points: Vec<Sizes>,
+    pub points: Vec<Point>,
 }
 
 /// What there is to time at random inputs: whole graphs, or with a steered `choice` every operator by itself.

@@ -23,7 +23,7 @@ use moa_schema::{FloatType, interface::axis};
 
 use super::{Backend, BackendError, BackendKind, Runner, operators, signature::Signature};
 use crate::{
-    engine::{BuildOptions, Cache, Dtype, PLAN_WARNING, PlanLock, ShapeProfile, Sizes, dtype_of, open_dims, shapes},
+    engine::{BuildOptions, Cache, DimRange, Dtype, PLAN_WARNING, PlanLock, ShapeProfile, dtype_of, open_dims, shapes},
     onnx::{
         OnnxFile,
         proto::tensor_proto::DataType,
@@ -43,7 +43,7 @@ pub struct Ranges {
     /// Of any other dimension that the model leaves open.
     pub tokens: [u64; 3],
     /// Of dimensions by their names, in place of these.
-    pub named: Vec<Sizes>,
+    pub named: Vec<DimRange>,
 }
 
 impl Default for Ranges {
@@ -67,7 +67,7 @@ impl Ranges {
                 }
                 let sizes = [least.min(size), usual, most.max(size)];
                 self.named.retain(|known| known.name != *name);
-                self.named.push(Sizes { name: name.clone(), sizes });
+                self.named.push(DimRange { name: name.clone(), sizes });
             }
         }
         self
@@ -85,8 +85,8 @@ impl Ranges {
     /// The shapes of the inputs of `file`.
     fn shapes(&self, file: &OnnxFile) -> Result<ShapeProfile, EngineError> {
         let inputs = file.inputs();
-        let sizes = |name: String| Sizes { sizes: self.of(&name), name };
-        let dims: Vec<Sizes> = open_dims(&inputs).into_iter().map(sizes).collect();
+        let sizes = |name: String| DimRange { sizes: self.of(&name), name };
+        let dims: Vec<DimRange> = open_dims(&inputs).into_iter().map(sizes).collect();
         Ok(shapes(&inputs, &dims)?)
     }
 }

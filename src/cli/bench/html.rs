@@ -15,7 +15,7 @@ use crate::{
         table::counted,
     },
     latency::{
-        BATCH, BenchResult, ExpertLoad, NodeTime, PAST, Receipt, Regression, Row, SEQUENCE, SOURCE, Sizes, Verdict,
+        BATCH, BenchResult, ExpertLoad, NodeTime, PAST, Point, Receipt, Regression, Row, SEQUENCE, SOURCE, Verdict,
         layers, place, point_text,
     },
     report::{Axis, Bars, Cell, Column, Distribution, HeatMap, Lines, Report, Section, Series, Status, Table},
@@ -170,7 +170,7 @@ fn curves(report: &mut Report, result: &BenchResult, part: &Place) {
             }
             rest
         };
-        let mut series: Vec<(String, Sizes, Vec<&Row>)> = Vec::new();
+        let mut series: Vec<(String, Point, Vec<&Row>)> = Vec::new();
         for row in rows(result, part) {
             let (who, rest) = (who(row, several), rest(row));
             match series.iter_mut().find(|(name, known, _)| *name == who && *known == rest) {
@@ -213,7 +213,7 @@ fn distributions(report: &mut Report, result: &BenchResult, part: &Place) {
     let mut points = distinct(rows(result, part).map(|row| &row.point));
     points.sort_by_key(|point| std::cmp::Reverse(point.values().map(|size| size.max(&1)).product::<usize>()));
     points.truncate(if part.1.is_some() { 1 } else { DISTRIBUTIONS });
-    let place = |point: &Sizes| rows(result, part).position(|row| row.point == *point);
+    let place = |point: &Point| rows(result, part).position(|row| row.point == *point);
     points.sort_by_key(|point| place(point));
     let section = report.section(format!("{}: every call", name(part)));
     section.paragraph(format!("Times to three digits; of many calls every n-th, so that there are at most {DRAWN}."));
@@ -458,7 +458,7 @@ mod tests {
             model: "m.onnx".into(),
             part: "model".into(),
             module: String::new(),
-            point: Sizes::new(),
+            point: Point::new(),
             tokens: 2,
             counts: vec![1, 1],
         };

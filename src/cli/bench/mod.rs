@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     backend::{self, Backend, OrtOptions, Ranges},
-    engine::Sizes,
+    engine::DimRange,
     files::{LONGEST_JSON, read_at_most},
     latency::{
         BenchResult, Budget, Choice, End, Grid, Incomparable, LatencyError, Model, Options, Receipt, Regression, Setup,
@@ -181,7 +181,7 @@ fn timed_ranges(grid: &Grid, models: &[Model], inputs: Option<&NamedTensors>) ->
         [] => &[most(grid.sequences()) + most(grid.pasts())],
         given => given,
     };
-    let named = grid.others.iter().map(|(name, size)| Sizes { name: name.clone(), sizes: [*size as u64; 3] });
+    let named = grid.others.iter().map(|(name, size)| DimRange { name: name.clone(), sizes: [*size as u64; 3] });
     Ranges {
         batch: range(grid.batches()),
         past: range(grid.pasts()),
@@ -400,7 +400,7 @@ mod tests {
     fn an_engine_is_built_for_every_point_and_tuned_for_the_largest() {
         let ranges = |line: &str| {
             let Ranges { batch, past, tokens, named } = timed_ranges(&arguments(line).grid().unwrap(), &[], None);
-            let named: Vec<_> = named.into_iter().map(|Sizes { name, sizes }| (name, sizes)).collect();
+            let named: Vec<_> = named.into_iter().map(|DimRange { name, sizes }| (name, sizes)).collect();
             (batch, past, tokens, named)
         };
         assert_eq!(ranges(""), ([1; 3], [0; 3], [32; 3], vec![]));
