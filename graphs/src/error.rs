@@ -7,7 +7,7 @@ use crate::WeightError;
 pub enum Instead {
     /// The stored name of a tensor that is called as the missing one, with more before or within it.
     Longer(String),
-    /// A tensor that no part of the model reads.
+    /// A tensor that belongs to no part of the model.
     Unread {
         /// Its stored name.
         tensor: String,
@@ -48,15 +48,16 @@ pub enum ImportError {
     },
     /// The checkpoint holds tensors that no part of the model reads.
     #[error(
-        "{origin}: tensor \"{tensor}\" of shape {found} belongs to no part of a {family} model of this configuration ({count} such in all)"
+        "{origin}: tensor \"{tensor}\" of shape {found} belongs to no part of a {family} model of this configuration ({} such in all)",
+        .extra.len()
     )]
     ExtraTensors {
         /// Checkpoint.
         origin: String,
         /// Family that was asked for.
         family: String,
-        /// How many tensors.
-        count: usize,
+        /// Stored names of all such tensors, sorted.
+        extra: Vec<String>,
         /// Name of the first, in sorted order.
         tensor: String,
         /// Its shape.

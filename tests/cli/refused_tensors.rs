@@ -124,13 +124,13 @@ fn names_are_those_of_the_file() {
     jetmoe(&|model| drop(model.tensors.insert("zz".into(), Stored::floats(&[1], &[0.0]))), "zz");
 }
 
-/// Names come from the file: what they hold must not reach a terminal.
 /// Parts of what is said of a layer whose tensor `name` is stored as `other`, in the shape `shape`.
 #[track_caller]
 fn renamed(name: &str, other: &str, shape: &[usize], parts: &[&str]) {
     let mut model = Model::layer();
     let mut stored = model.tensors.remove(name).unwrap();
     stored.shape = shape.to_vec();
+    stored.bytes.resize(4 * shape.iter().product::<usize>(), 0);
     model.tensors.insert(other.into(), stored);
     let name = format!("\"{name}\"");
     let parts: Vec<_> = [name.as_str(), "is missing"].into_iter().chain(parts.iter().copied()).collect();
@@ -138,11 +138,11 @@ fn renamed(name: &str, other: &str, shape: &[usize], parts: &[&str]) {
 }
 
 #[test]
-fn what_nothing_reads_may_be_what_is_missing() {
+fn what_belongs_to_no_part_may_be_what_is_missing() {
     let layer = Model::layer();
     let shape_of = |name: &str| layer.tensors[name].shape.clone();
     let keys = shape_of("k_proj.weight");
-    let text = format!("has \"key_proj.weight\" of shape {keys:?}, which no part of the model reads");
+    let text = format!("has \"key_proj.weight\" of shape {keys:?}, which belongs to no part of the model");
     renamed("k_proj.weight", "key_proj.weight", &keys, &[&text, "save it under that name"]);
     let mut gate = shape_of("q_proj.w_gate");
     gate.reverse();
@@ -152,6 +152,31 @@ fn what_nothing_reads_may_be_what_is_missing() {
     renamed("k_proj.weight", "wk", &flat, &["has \"wk\" of shape", "save it in that shape"]);
 }
 
+/// Buffers, which upstream stores beside weights in the same shapes, one of several that fit, and what cannot become
+/// the tensor.
+#[test]
+fn what_cannot_be_told_is_not_taken_for_what_is_missing() {
+    const OTHER: &str = "help: configuration and checkpoint must come from the same model";
+    let mut model = Model::layer();
+    let mut gate = model.tensors.remove("q_proj.w_gate").unwrap();
+    model.tensors.insert("q_proj.w_noise".into(), gate.clone());
+    gate.shape.reverse();
+    model.tensors.insert("q_proj.gate.weight".into(), gate);
+    Scene::with(&model).refuses("ck -o m.onnx", 3, &["\"q_proj.w_gate\"", "the checkpoint has \"q_proj.gate.weight\""]);
+    let mut model = Model::layer();
+    for (name, other) in [("k_proj.weight", "kv.first"), ("v_proj.weight", "kv.second")] {
+        let stored = model.tensors.remove(name).unwrap();
+        model.tensors.insert(other.into(), stored);
+    }
+    Scene::with(&model).refuses("ck -o m.onnx", 3, &["\"k_proj.weight\"", OTHER]);
+    renamed("k_proj.weight", "wk", &[7, 3], &[OTHER]);
+    let mut deeper = Model::translator();
+    deeper.tensors.insert("encoder.version".into(), Stored::floats(&[1], &[3.0]));
+    deeper.set("encoder_layers", 3);
+    Scene::with(&deeper).refuses("ck -o new/out", 3, &["encoder.layers.2.", "is missing", OTHER]);
+}
+
+/// Names come from the file: what they hold must not reach a terminal.
 #[test]
 fn names_are_shown_harmlessly() {
     for name in ["a\u{1b}[31mb", "a\nerror[MOA-E9999]: b", "\u{7}"] {

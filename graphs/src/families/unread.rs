@@ -1,14 +1,11 @@
 //! What a checkpoint has in place of a tensor that is missing.
 
-use std::{cell::RefCell, collections::BTreeSet};
-
 use crate::{ImportError, SyntheticTensors, TensorDirectory, Weight, error::Instead};
 
-/// A directory in which nothing is missing, and which knows what it was asked for.
+/// A directory in which nothing is missing.
 struct Completed<'a> {
     stored: &'a dyn TensorDirectory,
     made: SyntheticTensors,
-    asked: RefCell<BTreeSet<String>>,
 }
 
 impl TensorDirectory for Completed<'_> {
@@ -21,7 +18,6 @@ impl TensorDirectory for Completed<'_> {
     }
 
     fn tensor(&self, name: &str) -> Option<Weight> {
-        self.asked.borrow_mut().insert(name.into());
         self.stored.tensor(name).or_else(|| self.made.tensor(name))
     }
 
@@ -43,50 +39,53 @@ impl TensorDirectory for Completed<'_> {
 enum Fit {
     Same,
     Transposed,
-    Other,
+    Reshaped,
 }
 
 impl Fit {
-    fn of(found: &[usize], missing: &[usize]) -> Self {
+    /// None where `found` has another number of elements.
+    fn of(found: &[usize], missing: &[usize]) -> Option<Self> {
+        let elements = |shape: &[usize]| shape.iter().try_fold(1_usize, |all, size| all.checked_mul(*size));
         let mut turned = missing.to_vec();
         let last = turned.len().saturating_sub(2);
         turned[last..].reverse();
-        match found {
-            _ if found == missing => Self::Same,
-            _ if found == turned => Self::Transposed,
-            _ => Self::Other,
+        match elements(found) {
+            _ if found == missing => Some(Self::Same),
+            _ if found == turned => Some(Self::Transposed),
+            Some(count) if elements(missing) == Some(count) => Some(Self::Reshaped),
+            _ => None,
         }
     }
 }
 
-/// Of the tensors that no part of the model reads, the one that `missing` may be: by shape, then by name; one of
-/// another shape only where the model reads most others. `import` imports from any directory.
+/// Of the tensors that belong to no part of the model, the one that `missing` may be: by shape, then by name. One that
+/// has to be reshaped only where the model reads most others, and none where another one of its module fits as well.
+/// `import` imports from any directory.
 pub(super) fn instead_of(
     missing: &str,
     stored: &dyn TensorDirectory,
     import: impl FnOnce(&dyn TensorDirectory) -> Result<(), ImportError>,
 ) -> Option<Instead> {
-    let made = SyntheticTensors::shapes(stored.origin());
-    let completed = Completed { stored, made, asked: RefCell::default() };
-    // Of what is left over, the first tensor is asked for its shape.
-    let left_over = match import(&completed) {
-        Ok(()) => None,
-        Err(ImportError::ExtraTensors { tensor, .. }) => Some(tensor),
-        Err(_) => return None,
-    };
+    let completed = Completed { stored, made: SyntheticTensors::shapes(stored.origin()) };
+    let Err(ImportError::ExtraTensors { extra, .. }) = import(&completed) else { return None };
     let shape = completed.made.tensor(missing)?.shape().to_vec();
-    let asked = completed.asked.into_inner();
-    let names = stored.names();
-    let is_read = |name: &str| asked.contains(name) && left_over.as_deref() != Some(name);
-    let unread: Vec<_> = names.iter().filter(|name| !is_read(name)).filter_map(|name| stored.tensor(name)).collect();
-    let are_few = unread.len() * 2 <= names.len();
-    let rank = |weight: &&Weight| (Fit::of(weight.shape(), &shape), strsim::osa_distance(missing, weight.name()));
-    let weight = unread.iter().min_by_key(rank)?;
-    let fit = Fit::of(weight.shape(), &shape);
-    (fit != Fit::Other || are_few).then(|| Instead::Unread {
-        tensor: stored.stored_name(weight.name()),
+    let are_few = extra.len() * 2 <= stored.names().len();
+    let candidate = |name| {
+        let weight = stored.tensor(name)?;
+        let fit = Fit::of(weight.shape(), &shape).filter(|fit| *fit != Fit::Reshaped || are_few)?;
+        Some((fit, strsim::osa_distance(missing, name), name, weight))
+    };
+    let candidates: Vec<_> = extra.iter().map(String::as_str).filter_map(candidate).collect();
+    let (fit, _, name, weight) = candidates.iter().min_by_key(|(fit, distance, ..)| (*fit, *distance))?;
+    let module = |name: &str| name.rsplit_once('.').map(|(module, _)| module.to_owned());
+    let is_sibling = |other: &str| other != *name && module(other) == module(name);
+    if candidates.iter().any(|(other, _, sibling, _)| other == fit && is_sibling(sibling)) {
+        return None;
+    }
+    Some(Instead::Unread {
+        tensor: (*name).to_owned(),
         shape: format!("{:?}", weight.shape()),
-        is_transposed: fit == Fit::Transposed,
+        is_transposed: *fit == Fit::Transposed,
     })
 }
 
@@ -96,11 +95,12 @@ mod tests {
 
     #[test]
     fn only_the_last_two_dimensions_are_turned() {
-        assert_eq!(Fit::of(&[8, 8], &[8, 8]), Fit::Same);
-        assert_eq!(Fit::of(&[8, 32], &[32, 8]), Fit::Transposed);
-        assert_eq!(Fit::of(&[4, 8, 32], &[4, 32, 8]), Fit::Transposed);
-        assert_eq!(Fit::of(&[32, 8, 4], &[4, 8, 32]), Fit::Other);
-        assert_eq!(Fit::of(&[8], &[32]), Fit::Other);
-        assert_eq!(Fit::of(&[], &[]), Fit::Same);
+        assert_eq!(Fit::of(&[8, 8], &[8, 8]), Some(Fit::Same));
+        assert_eq!(Fit::of(&[8, 32], &[32, 8]), Some(Fit::Transposed));
+        assert_eq!(Fit::of(&[4, 8, 32], &[4, 32, 8]), Some(Fit::Transposed));
+        assert_eq!(Fit::of(&[32, 8, 4], &[4, 8, 32]), Some(Fit::Reshaped));
+        assert_eq!(Fit::of(&[8], &[32]), None);
+        assert_eq!(Fit::of(&[usize::MAX, 2], &[2, 2, usize::MAX]), None);
+        assert_eq!(Fit::of(&[], &[]), Some(Fit::Same));
     }
 }

@@ -49,7 +49,7 @@ fn help(error: &ImportError) -> String {
              (JetMoE, MoLM), \"share_all_embeddings\": false (translation) or \"untie_weights_roberta\": true (masked LM)"
         }
         ImportError::ExtraTensors { .. } => {
-            "the configuration may name another family or fewer layers than the checkpoint has; else save the checkpoint without it"
+            "the configuration may name another family or fewer layers than the checkpoint has; where they are no weights of it, save the checkpoint without them"
         }
         _ => OTHER_CONFIG,
     };
@@ -70,7 +70,7 @@ fn help_for_name([missing, expected]: [&str; 2], instead: &Instead) -> String {
                 false => " in that shape",
             };
             format!(
-                "the checkpoint has \"{tensor}\" of shape {shape}, which no part of the model reads; where it is meant, save it{how} under \
+                "the checkpoint has \"{tensor}\" of shape {shape}, which belongs to no part of the model; where it is meant, save it{how} under \
                  that name, else give another configuration with --config FILE"
             )
         }
