@@ -292,8 +292,11 @@ fn meant(folder: &Path) -> Option<PathBuf> {
     let latest = || {
         entries(folder).filter(|path| path.join(CONFIG).is_file()).max_by_key(step).filter(|path| step(path).is_some())
     };
-    let named = entries(folder).filter(|path| has_ending(path, CHECKPOINT_ENDINGS) || has_ending(path, &[LIGHTNING]));
-    snapshot.or_else(latest).or_else(|| only(named.collect()))
+    let named = |endings: &[&str]| entries(folder).filter(|path| has_ending(path, endings)).collect::<Vec<_>>();
+    snapshot.or_else(latest).or_else(|| {
+        let known = named(CHECKPOINT_ENDINGS);
+        only(if known.is_empty() { named(&[LIGHTNING]) } else { known })
+    })
 }
 
 /// Whether a file is named as transformers names one of several shards: with numbers of five digits.

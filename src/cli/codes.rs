@@ -18,7 +18,7 @@ macro_rules! codes {
 }
 
 codes! {
-    OtherWeights = 118, "`verify`: the ONNX file was made from another checkpoint, and does not show which experts this one chooses";
+    OtherWeights = 118, "`verify`, `bench`: the ONNX file was made from another checkpoint, and does not show which experts this one chooses";
     Disagreement = 129, "`bench`: backends disagree, so nothing is timed";
     Usage = 201, "the command line, options that do not go together, or a variable with a value that it cannot have";
     OutputExists = 211, "an output exists, and there is no `--force`";

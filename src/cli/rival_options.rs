@@ -14,7 +14,7 @@ struct Rival {
     help: &'static str,
 }
 
-const RIVALS: [Rival; 8] = [
+const RIVALS: [Rival; 9] = [
     Rival {
         options: &["--model", "-m"],
         commands: &["export"],
@@ -29,12 +29,28 @@ const RIVALS: [Rival; 8] = [
     },
     Rival {
         options: &["--precision", "--quantize"],
-        commands: &[],
+        commands: &["export", "baseline"],
         ours: Some("dtype"),
         help: "--dtype says the type of the weights, such as --dtype fp16 or --dtype int8",
     },
-    Rival { options: &["--fp16"], commands: &[], ours: Some("dtype"), help: "it is --dtype fp16" },
-    Rival { options: &["--bf16"], commands: &[], ours: Some("dtype"), help: "it is --dtype bf16" },
+    Rival {
+        options: &["--fp16"],
+        commands: &["export", "baseline", "plan"],
+        ours: Some("dtype"),
+        help: "it is --dtype fp16",
+    },
+    Rival {
+        options: &["--bf16"],
+        commands: &["export", "baseline", "plan"],
+        ours: Some("dtype"),
+        help: "it is --dtype bf16",
+    },
+    Rival {
+        options: &["--precision", "--quantize", "--fp16", "--bf16"],
+        commands: &["build"],
+        ours: None,
+        help: "an engine has the types of its model: export with --dtype fp16 or --dtype bf16",
+    },
     Rival {
         options: &["--verbose", "--quiet", "-v", "-q"],
         commands: &[],

@@ -48,6 +48,8 @@ fn what_a_folder_holds_in_place_of_a_checkpoint_is_named() {
     fs::create_dir(scene.path("lightning")).unwrap();
     scene.write("lightning/last.ckpt", "");
     scene.refuses("lightning -o m.onnx", 5, &["help: did you mean lightning/last.ckpt?"]);
+    scene.write("lightning/model.pt", "");
+    scene.refuses("lightning -o m.onnx", 5, &["help: did you mean lightning/model.pt?"]);
 }
 
 #[test]

@@ -198,6 +198,11 @@ fn options_of_other_programs_are_told_ours() {
         ("ck -o out --quantize", "--dtype says the type of the weights, such as --dtype fp16 or --dtype int8"),
         ("ck -o out --fp16", "it is --dtype fp16"),
         ("plan --bf16", "it is --dtype bf16"),
+        (
+            "build m.onnx -o m.plan --fp16",
+            "an engine has the types of its model: export with --dtype fp16 or --dtype bf16",
+        ),
+        ("plan --precision fp16", "run `moa-export plan --help`"),
         ("ck -o out --verbose", "leave it out: there is none; results go to stdout, notes and progress to stderr"),
         ("ops --quiet", "leave it out: there is none; results go to stdout, notes and progress to stderr"),
         ("generate out --input x --num-beams 4", "the beams of a translation are given with --beam"),

@@ -31,7 +31,7 @@ fn words_that_may_be_files_are_told() {
 #[test]
 fn missing_files_of_a_vocabulary_come_from_the_export() {
     let folder = exported(Form::Function);
-    let help = "help: copy it from the folder that the export wrote, or export again with --force\n";
+    let help = "help: put it there from a copy of the export, or export again with --force\n";
     for name in ["bpe.codes", "dict.txt"] {
         let path = out(&folder).join(name);
         let content = fs::read(&path).unwrap();

@@ -14,7 +14,7 @@ impl From<GenerateError> for Failure {
         match error {
             GenerateError::Text(error) => {
                 let again = "copy the file again from where the model came from, or export again with --force";
-                let missing = "copy it from the folder that the export wrote, or export again with --force";
+                let missing = "put it there from a copy of the export, or export again with --force";
                 let help = match &error {
                     TextError::Io { source, .. } if source.kind() == ErrorKind::NotFound => Some(missing),
                     TextError::Dictionary { .. } => Some(again),
