@@ -16,7 +16,7 @@
 //! use std::path::Path;
 //!
 //! use moa_export::{
-//!     backend::{OrtOptions, ort_function},
+//!     backend::{BackendKind, OrtOptions, ort_function},
 //!     checkpoint::Checkpoint,
 //!     export::{ExportOptions, export},
 //!     moa_graphs::{Form, Options, Precision},
@@ -32,7 +32,7 @@
 //! println!("{} files of what was trained: {}", report.files.len(), report.source_sha256);
 //!
 //! let backends: Vec<_> = ort_function(OrtOptions::default()).into_iter().collect();
-//! let required = vec!["ort-function".to_owned()];
+//! let required = vec![BackendKind::OrtFunction];
 //! let result = verify(&out, &checkpoint, &backends, &VerifyOptions { required, ..VerifyOptions::default() })?;
 //! assert!(result.passed() && result.not_compared().is_empty(), "{result:?}");
 //! # Ok(())
