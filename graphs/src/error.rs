@@ -48,7 +48,8 @@ pub enum ImportError {
     },
     /// The checkpoint holds tensors that no part of the model reads.
     #[error(
-        "{origin}: tensor \"{tensor}\" of shape {found} belongs to no part of a {family} model of this configuration ({} such in all)",
+        "{origin}: tensor \"{}\" of shape {found} belongs to no part of a {family} model of this configuration ({} such in all)",
+        .extra.first().map_or("", String::as_str),
         .extra.len()
     )]
     ExtraTensors {
@@ -58,9 +59,7 @@ pub enum ImportError {
         family: String,
         /// Stored names of all such tensors, sorted.
         extra: Vec<String>,
-        /// Name of the first, in sorted order.
-        tensor: String,
-        /// Its shape.
+        /// Shape of the first.
         found: String,
     },
     /// Two names of one shared parameter hold different values.

@@ -173,7 +173,6 @@ impl<'a> Importer<'a> {
         Err(ImportError::ExtraTensors {
             origin: self.tensors.origin().into(),
             family: family.into(),
-            tensor: self.stored_name(first),
             found,
             extra: extra.into_iter().map(|name| self.stored_name(name)).collect(),
         })

@@ -266,8 +266,8 @@ impl Lowering {
 
     /// One of our operators as the form asks: its body, or a node, with the body as a function in [`Form::Function`].
     ///
-    /// `body` is given values for the inputs in the schema's order, absent ones
-    /// included, and gives the outputs before the routing.
+    /// `body` is given values for the inputs in the schema's order, absent ones included, and gives the outputs before
+    /// the routing.
     fn operator<const N: usize>(
         &mut self,
         node: Node<'_>,
