@@ -45,7 +45,7 @@ pub enum ExternalData {
 }
 
 /// What the user may say about an export.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
     /// How our operators are written, and which outputs there are.
     pub graph: Options,
@@ -56,6 +56,8 @@ pub struct ExportOptions {
     pub gate_mode: Option<GateMode>,
     /// Where weights are written.
     pub external_data: ExternalData,
+    /// What is put beside the graphs of a checkpoint.
+    pub side_files: SideFileOptions,
     /// Whether existing outputs are replaced.
     pub force: bool,
 }
@@ -184,9 +186,7 @@ pub trait Watch: Sync {
 }
 
 /// Nobody watches.
-struct Unwatched;
-
-impl Watch for Unwatched {}
+impl Watch for () {}
 
 /// What an export did.
 #[derive(Debug, Clone)]
@@ -205,31 +205,18 @@ pub struct ExportReport {
 
 /// Exports `checkpoint` to `out`: a model file, or a folder that holds one or several.
 ///
+/// Beside the graphs of a translation model lies the vocabulary that [`crate::generate`] needs, as far as
+/// [`ExportOptions::side_files`] names or finds it. The folder of a causal language model gets `config.json` and
+/// `genai_config.json`, whatever they say.
+///
 /// # Errors
 ///
 /// See [`ExportError`].
 pub fn export(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions) -> Result<ExportReport, ExportError> {
-    export_with(checkpoint, out, options, &SideFileOptions::default())
+    export_watched(checkpoint, out, options, &())
 }
 
-/// [`export`], with what `files` names or finds beside the graphs.
-///
-/// Beside the graphs of a translation model, the vocabulary that [`crate::generate`] needs. In the folder of a causal
-/// language model, whatever `files` says, `config.json` and `genai_config.json`.
-///
-/// # Errors
-///
-/// See [`ExportError`].
-pub fn export_with(
-    checkpoint: &Checkpoint,
-    out: &Path,
-    options: &ExportOptions,
-    files: &SideFileOptions,
-) -> Result<ExportReport, ExportError> {
-    export_watched(checkpoint, out, options, files, &Unwatched)
-}
-
-/// [`export_with`] under the eyes of `watch`.
+/// [`export`] under the eyes of `watch`.
 ///
 /// # Errors
 ///
@@ -238,22 +225,20 @@ pub fn export_watched(
     checkpoint: &Checkpoint,
     out: &Path,
     options: &ExportOptions,
-    files: &SideFileOptions,
     watch: &dyn Watch,
 ) -> Result<ExportReport, ExportError> {
-    let opset = opset(options)?;
-    let family = checkpoint.config().model_type();
+    let exporter = Exporter::new(options, watch)?;
     let model = import(checkpoint, options.gate_mode)?;
     let mut notes = Vec::new();
-    let report = write_model(family, &model, out, (options, opset), watch, |plan| {
-        let companions = companions(&model, checkpoint, plan, (options, files), &mut notes)?;
-        keep_inputs(checkpoint, files, plan, &companions)?;
-        Ok(companions)
+    let report = exporter.write(checkpoint.config().model_type(), &model, out, |plan| {
+        let side_files = exporter.side_files(&model, checkpoint, plan, &mut notes)?;
+        keep_inputs(checkpoint, &options.side_files, plan, &side_files)?;
+        Ok(side_files)
     })?;
     Ok(ExportReport { notes, ..report })
 }
 
-/// [`export`] of a model of `family` that comes from no checkpoint.
+/// Exports a model of `family` that comes from no checkpoint: its graphs alone, without side files.
 ///
 /// # Errors
 ///
@@ -263,89 +248,85 @@ pub fn export_model(
     model: &Model,
     out: &Path,
     options: &ExportOptions,
-) -> Result<ExportReport, ExportError> {
-    export_model_watched(family, model, out, options, &Unwatched)
-}
-
-/// [`export_model`] under the eyes of `watch`.
-///
-/// # Errors
-///
-/// See [`ExportError`].
-pub fn export_model_watched(
-    family: &str,
-    model: &Model,
-    out: &Path,
-    options: &ExportOptions,
     watch: &dyn Watch,
 ) -> Result<ExportReport, ExportError> {
-    let opset = opset(options)?;
-    write_model(family, model, out, (options, opset), watch, |_| Ok(Vec::new()))
+    Exporter::new(options, watch)?.write(family, model, out, |_| Ok(Vec::new()))
 }
 
-/// The version of the standard operator set that is written.
-fn opset(options: &ExportOptions) -> Result<i64, ExportError> {
-    let precision = options.graph.precision;
-    let oldest = (precision.integers() == Some(IntegerType::Int4)).then_some(INT4_OPSET);
-    match (options.opset, oldest) {
-        (None, oldest) => Ok(oldest.unwrap_or(DEFAULT_OPSET)),
-        (Some(opset), Some(oldest)) if opset < oldest => Err(ExportError::OldOpset { opset, precision, oldest }),
-        (Some(opset), _) if OPSETS.contains(&opset) => Ok(opset),
-        (Some(opset), _) => Err(ExportError::Opset { opset }),
-    }
+/// Options that can be followed, and who watches.
+struct Exporter<'a> {
+    options: &'a ExportOptions,
+    /// Version of the standard operator set that is written.
+    opset: i64,
+    watch: &'a dyn Watch,
 }
 
-fn write_model(
-    family: &str,
-    model: &Model,
-    out: &Path,
-    (options, opset): (&ExportOptions, i64),
-    watch: &dyn Watch,
-    side_files: impl FnOnce(&Plan) -> Result<Vec<SideFile>, ExportError>,
-) -> Result<ExportReport, ExportError> {
-    let graphs = moa_graphs::lower(model, options.graph)?;
-    let plan = Plan::new(out, family, &graphs, options.external_data)?;
-    let side_files = side_files(&plan)?;
-    let mut outputs = Outputs::begin(&plan, &side_files, options.force, watch)?;
-    let written = outputs
-        .write(model, &plan, &graphs, opset, |part, source_sha256| metadata_of(family, part, source_sha256, options));
-    match written {
-        Err(_) if watch.is_cancelled() => Err(ExportError::Cancelled),
-        Ok(_) if !watch.may_place() => Err(ExportError::Cancelled),
-        Ok(source_sha256) => {
-            let (family, files) = (family.into(), outputs.commit()?);
-            Ok(ExportReport { family, opset, files, source_sha256, notes: Vec::new() })
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Everything beside the graphs.
-fn companions(
-    model: &Model,
-    checkpoint: &Checkpoint,
-    plan: &Plan,
-    (options, files): (&ExportOptions, &SideFileOptions),
-    notes: &mut Vec<String>,
-) -> Result<Vec<SideFile>, ExportError> {
-    let config = checkpoint.config();
-    let mut companions = match (model, &plan.files[..]) {
-        (Model::EncoderDecoder(model), _) => side_files(model, config, files)?,
-        _ if !files.names_no_vocabulary() => {
-            return Err(ExportError::NoVocabulary { family: config.model_type().to_owned() });
-        }
-        (Model::CausalLm(model), [graph]) if plan.whole_folder => {
-            if is_own_folder(&plan.folder, files) {
-                return Err(ExportError::OwnFolder { path: plan.folder.clone() });
+impl<'a> Exporter<'a> {
+    fn new(options: &'a ExportOptions, watch: &'a dyn Watch) -> Result<Self, ExportError> {
+        let precision = options.graph.precision;
+        let oldest = (precision.integers() == Some(IntegerType::Int4)).then_some(INT4_OPSET);
+        let opset = match (options.opset, oldest) {
+            (None, oldest) => oldest.unwrap_or(DEFAULT_OPSET),
+            (Some(opset), Some(oldest)) if opset < oldest => {
+                return Err(ExportError::OldOpset { opset, precision, oldest });
             }
-            let Options { form, precision, .. } = options.graph;
-            let companions = CausalLmFiles { model, config, form, precision, graph: &graph.model };
-            companions.make(files, notes).map_err(VocabularyError::from)?
+            (Some(opset), _) if OPSETS.contains(&opset) => opset,
+            (Some(opset), _) => return Err(ExportError::Opset { opset }),
+        };
+        Ok(Self { options, opset, watch })
+    }
+
+    fn write(
+        &self,
+        family: &str,
+        model: &Model,
+        out: &Path,
+        side_files: impl FnOnce(&Plan) -> Result<Vec<SideFile>, ExportError>,
+    ) -> Result<ExportReport, ExportError> {
+        let Self { options, opset, watch } = *self;
+        let graphs = moa_graphs::lower(model, options.graph)?;
+        let plan = Plan::new(out, family, &graphs, options.external_data)?;
+        let side_files = side_files(&plan)?;
+        let mut outputs = Outputs::begin(&plan, &side_files, options.force, watch)?;
+        let metadata = |part, source_sha256: &str| metadata_of(family, part, source_sha256, options);
+        match outputs.write(model, &plan, &graphs, opset, metadata) {
+            Err(_) if watch.is_cancelled() => Err(ExportError::Cancelled),
+            Ok(_) if !watch.may_place() => Err(ExportError::Cancelled),
+            Ok(source_sha256) => {
+                let (family, files) = (family.into(), outputs.commit()?);
+                Ok(ExportReport { family, opset, files, source_sha256, notes: Vec::new() })
+            }
+            Err(error) => Err(error),
         }
-        _ => Vec::new(),
-    };
-    companions.extend(library(files).map_err(VocabularyError::from)?);
-    Ok(companions)
+    }
+
+    /// Everything beside the graphs.
+    fn side_files(
+        &self,
+        model: &Model,
+        checkpoint: &Checkpoint,
+        plan: &Plan,
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<SideFile>, ExportError> {
+        let (config, named) = (checkpoint.config(), &self.options.side_files);
+        let mut files = match (model, &plan.files[..]) {
+            (Model::EncoderDecoder(model), _) => side_files(model, config, named)?,
+            _ if !named.names_no_vocabulary() => {
+                return Err(ExportError::NoVocabulary { family: config.model_type().to_owned() });
+            }
+            (Model::CausalLm(model), [graph]) if plan.whole_folder => {
+                if is_own_folder(&plan.folder, named) {
+                    return Err(ExportError::OwnFolder { path: plan.folder.clone() });
+                }
+                let Options { form, precision, .. } = self.options.graph;
+                let files = CausalLmFiles { model, config, form, precision, graph: &graph.model };
+                files.make(named, notes).map_err(VocabularyError::from)?
+            }
+            _ => Vec::new(),
+        };
+        files.extend(library(named).map_err(VocabularyError::from)?);
+        Ok(files)
+    }
 }
 
 fn metadata_of(family: &str, part: Part, source: &str, options: &ExportOptions) -> Vec<(String, String)> {

@@ -55,7 +55,7 @@ fn small_transformer() -> Model {
 fn export(model: &Model, out: &Path, form: Form, precision: Precision) {
     let graph = Options { form, precision, ..Options::default() };
     let options = ExportOptions { graph, force: true, ..Default::default() };
-    export_model("transformer", model, out, &options).unwrap();
+    export_model("transformer", model, out, &options, &()).unwrap();
 }
 
 fn largest(values: impl IntoIterator<Item = f64>) -> f64 {

@@ -212,7 +212,7 @@ fn baselines_count_as_their_configuration() {
         let counted = inspect(config.model_type(), &model, LENGTHS);
         for form in forms {
             let out = folder.path().join(format!("{name}-{}", form.as_str()));
-            export_model(config.model_type(), &model, &out, &options(*form)).unwrap();
+            export_model(config.model_type(), &model, &out, &options(*form), &()).unwrap();
             assert_equal_accounts(&of_graphs(&out), &counted, &format!("{name}, {}", form.as_str()));
         }
     }

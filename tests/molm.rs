@@ -14,7 +14,7 @@ use common::{
 };
 use moa_export::{
     checkpoint::Checkpoint,
-    export::{ExportOptions, SideFileOptions, export_with},
+    export::{ExportOptions, SideFileOptions, export},
     reference::Reference,
     source::import,
     tensor::{NamedTensors, Tensor, TensorData},
@@ -140,9 +140,9 @@ fn the_folder_says_what_the_graph_takes() {
         keys.iter().for_each(|(key, value)| config[*key] = value.clone());
         std::fs::write(checkpoint.path().join("config.json"), config.to_string()).unwrap();
         let out = checkpoint.path().join("out");
-        let files = SideFileOptions { beside: Some(checkpoint.path().into()), ..SideFileOptions::default() };
-        let options = ExportOptions { force: true, ..ExportOptions::default() };
-        export_with(&Checkpoint::open(checkpoint.path(), None).unwrap(), &out, &options, &files).unwrap();
+        let side_files = SideFileOptions { beside: Some(checkpoint.path().into()), ..SideFileOptions::default() };
+        let options = ExportOptions { side_files, force: true, ..ExportOptions::default() };
+        export(&Checkpoint::open(checkpoint.path(), None).unwrap(), &out, &options).unwrap();
         let read = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(out.join(name)).unwrap()).unwrap() };
         let model = &read("genai_config.json")["model"];
         assert_eq!((&model["context_length"], &model["eos_token_id"]), (&context, &eos), "{keys:?}");

@@ -193,7 +193,7 @@ fn routers_with_an_input_are_profiled_alike_in_every_form() {
                     let graph = Options { form, ..Options::default() };
                     let options = ExportOptions { graph, force: true, ..ExportOptions::default() };
                     let out = square.join(form.as_str());
-                    export_model("moduleformer", &model, &out, &options).unwrap();
+                    export_model("moduleformer", &model, &out, &options, &()).unwrap();
                     out
                 }
             };

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     checkpoint::read_config,
-    export::{ExportOptions, export_model_watched},
+    export::{ExportOptions, export_model},
     file_names::{Part, data_file, graph_file},
     shell::path_word,
 };
@@ -114,12 +114,12 @@ pub(super) fn run(arguments: &BaselineArguments) -> Result<ExitCode, Failure> {
             last_logits: false,
         },
         opset: arguments.opset,
-        gate_mode: None,
         external_data: arguments.external_data.into(),
         force: arguments.force,
+        ..ExportOptions::default()
     };
     let neighbours = Neighbours::before(&arguments.output, arguments.force);
-    let exported = export_model_watched(config.model_type(), &model, &arguments.output, &options, &progress);
+    let exported = export_model(config.model_type(), &model, &arguments.output, &options, &progress);
     let ending = progress.finish();
     let report = exported?;
     ending.done();

@@ -38,12 +38,12 @@ use crate::{
 };
 
 pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
-    let options = options(arguments);
+    let mut options = options(arguments);
     let progress = Progress::of_export(&arguments.output)?;
     let checkpoint = open_checkpoint(&arguments.checkpoint, arguments.config.as_deref())?;
-    let files = side_file_options(arguments)?;
+    options.side_files = side_file_options(arguments)?;
     let neighbours = Neighbours::before(&arguments.output, arguments.force);
-    let exported = export_watched(&checkpoint, &arguments.output, &options, &files, &progress);
+    let exported = export_watched(&checkpoint, &arguments.output, &options, &progress);
     let ending = progress.finish();
     let report = exported?;
     match arguments.verify {
@@ -63,7 +63,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     #[cfg(feature = "tokenizers")]
     note_of_tokenizer(&report);
     note_of_library(&report, arguments);
-    neighbours.note_of(&report, &arguments.output, side_files::is_own_folder(&arguments.output, &files));
+    neighbours.note_of(&report, &arguments.output, side_files::is_own_folder(&arguments.output, &options.side_files));
     if !arguments.verify {
         return Ok(ExitCode::SUCCESS);
     }
@@ -98,6 +98,7 @@ fn options(arguments: &ExportArguments) -> ExportOptions {
         gate_mode: arguments.gate_mode.map(GateMode::from),
         external_data: arguments.external_data.into(),
         force: arguments.force,
+        ..ExportOptions::default()
     }
 }
 

@@ -125,7 +125,6 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::read_config,
-        export::Unwatched,
         source::{hash, stored_bytes},
     };
 
@@ -144,7 +143,7 @@ mod tests {
         thread::scope(|scope| {
             let mut leader = Leader::of(&pace);
             scope.spawn(|| {
-                let (mut follower, sender) = (Follower::of(&pace, &Unwatched), sender);
+                let (mut follower, sender) = (Follower::of(&pace, &()), sender);
                 for _ in 0..8 {
                     assert!(follower.wait_for(LEAD).is_continue());
                     sender.send(follower.read / LEAD).unwrap();
@@ -164,7 +163,7 @@ mod tests {
     #[test]
     fn the_follower_ends_with_a_leader_that_fails_and_when_nobody_wants_it() {
         let pace = Pace::new(1, 1);
-        let mut follower = Follower::of(&pace, &Unwatched);
+        let mut follower = Follower::of(&pace, &());
         assert!(follower.wait_for(1).is_continue());
         drop(Leader::of(&pace));
         assert!(follower.wait_for(1).is_break());

@@ -104,9 +104,7 @@ pub trait Watch {
 }
 
 /// Nobody watches.
-struct Unwatched;
-
-impl Watch for Unwatched {}
+impl Watch for () {}
 
 /// Outcome on one backend.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -260,7 +258,7 @@ pub fn verify(
     backends: &[Box<dyn Backend>],
     options: &VerifyOptions,
 ) -> Result<Verification, VerifyError> {
-    verify_watched(path, checkpoint, backends, options, &Unwatched)
+    verify_watched(path, checkpoint, backends, options, &())
 }
 
 /// [`verify`] under the eyes of `watch`.

@@ -5,7 +5,7 @@ use std::fs;
 use moa_export::{
     backend::OrtOperators,
     checkpoint::Checkpoint,
-    export::{ExportOptions, SideFileOptions, export_with},
+    export::{ExportOptions, SideFileOptions, export},
     generate::{Finish, Prompt, SamplingOptions},
 };
 use moa_graphs::Form;
@@ -82,9 +82,9 @@ fn a_text_ends_where_transformers_ends_it() {
         let is_named = generation.as_ref().is_some_and(|generation| generation.get("_from_model_config").is_none())
             || keys.as_object().unwrap().contains_key("eos_token_id");
         let (checkpoint, folder) = (checkpoint_that_ends(&keys, generation), tempfile::tempdir().unwrap());
-        let files = SideFileOptions { beside: Some(checkpoint.path().into()), ..SideFileOptions::default() };
+        let side_files = SideFileOptions { beside: Some(checkpoint.path().into()), ..SideFileOptions::default() };
         let opened = Checkpoint::open(checkpoint.path(), None).unwrap();
-        export_with(&opened, &out(&folder), &ExportOptions::default(), &files).unwrap();
+        export(&opened, &out(&folder), &ExportOptions { side_files, ..ExportOptions::default() }).unwrap();
         let genai = out(&folder).join("genai_config.json");
         assert_eq!(read(&genai)["model"]["eos_token_id"], named, "{what}");
         let options = SamplingOptions { max_new: all, ignore_eos: false, ..GREEDY };

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use moa_export::{
     backend::{OrtOperators, OrtOptions},
     checkpoint::Checkpoint,
-    export::{ExportError, ExportOptions, SideFileOptions, VocabularyError, export_with},
+    export::{ExportError, ExportOptions, SideFileOptions, VocabularyError, export},
     generate::{GenerateError, Prompt, SearchOptions, Translator, TranslatorOptions},
     onnx::proto::{ModelProto, NodeProto, StringStringEntryProto, TensorProto, tensor_proto::DataType, type_proto},
     text::{Segmentation, TranslationConfig},
@@ -35,7 +35,8 @@ fn the_vocabulary_is_copied_and_described() {
 
 fn export_named(vocabulary: &SideFileOptions, model: &str, out: &Path) -> Result<usize, ExportError> {
     let checkpoint = Checkpoint::open(&data(model), None).unwrap();
-    export_with(&checkpoint, out, &ExportOptions::default(), vocabulary).map(|report| report.files.len())
+    let options = ExportOptions { side_files: vocabulary.clone(), ..ExportOptions::default() };
+    export(&checkpoint, out, &options).map(|report| report.files.len())
 }
 
 /// Exports [`UNTIED`] with dictionaries of these texts.
@@ -355,9 +356,9 @@ fn a_model_without_positions_has_the_limits_of_its_configuration() {
         fs::write(&path, changed.to_string()).unwrap();
         let checkpoint = Checkpoint::open(&variant.join("model.safetensors"), Some(&path)).unwrap();
         let dictionaries = Some([dictionary.clone(), dictionary.clone()]);
-        let vocabulary = SideFileOptions { dictionaries, ..SideFileOptions::default() };
-        let options = ExportOptions { force: true, ..ExportOptions::default() };
-        export_with(&checkpoint, &out(&folder), &options, &vocabulary).unwrap();
+        let side_files = SideFileOptions { dictionaries, ..SideFileOptions::default() };
+        let options = ExportOptions { side_files, force: true, ..ExportOptions::default() };
+        export(&checkpoint, &out(&folder), &options).unwrap();
         let written = TranslationConfig::read(&out(&folder)).unwrap();
         assert_eq!((written.max_source_positions, written.max_target_positions), (Some(source), Some(64)));
     }

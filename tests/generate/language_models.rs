@@ -10,7 +10,7 @@ use std::{
 use moa_export::{
     backend::{OrtOperators, OrtOptions},
     checkpoint::Checkpoint,
-    export::{ExportError, ExportOptions, SideFileOptions, export_with},
+    export::{ExportError, ExportOptions, SideFileOptions, export},
     generate::{
         Continuation, Finish, GenerateError, Prompt, SamplingOptions, TextGenerator, TextGeneratorOptions,
         holds_causal_lm,
@@ -32,9 +32,10 @@ pub(crate) fn exported(model: &str, form: Form, last_logits: bool) -> TempDir {
 
 fn exported_as(model: &str, graph: Options) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let files = SideFileOptions { beside: Some(data(model)), ..SideFileOptions::default() };
+    let side_files = SideFileOptions { beside: Some(data(model)), ..SideFileOptions::default() };
     let checkpoint = Checkpoint::open(&data(model), None).unwrap();
-    export_with(&checkpoint, &out(&folder), &ExportOptions { graph, ..ExportOptions::default() }, &files).unwrap();
+    let options = ExportOptions { graph, side_files, ..ExportOptions::default() };
+    export(&checkpoint, &out(&folder), &options).unwrap();
     folder
 }
 
@@ -260,11 +261,11 @@ fn the_folder_describes_the_model_to_other_tools() {
         operator_library: Some(library),
         ..SideFileOptions::default()
     };
-    let export = |out: &Path, files: &SideFileOptions| {
+    let export = |out: &Path, side_files: SideFileOptions| {
         let opened = Checkpoint::open(&checkpoint, None).unwrap();
-        export_with(&opened, out, &ExportOptions { force: true, ..ExportOptions::default() }, files)
+        export(&opened, out, &ExportOptions { side_files, force: true, ..ExportOptions::default() })
     };
-    export(&out(&folder), &files).unwrap();
+    export(&out(&folder), files.clone()).unwrap();
     let copied = ["generation_config.json", "tokenizer.json", "chat_template.jinja"];
     for name in copied {
         assert_eq!(fs::read(out(&folder).join(name)).unwrap(), fs::read(checkpoint.join(name)).unwrap());
@@ -280,11 +281,11 @@ fn the_folder_describes_the_model_to_other_tools() {
     let named = model["decoder"]["session_options"]["custom_ops_library"].as_str().unwrap();
     assert_eq!(fs::read(out(&folder).join(named)).unwrap(), b"a library");
 
-    let error = export(&checkpoint, &files).unwrap_err();
+    let error = export(&checkpoint, files.clone()).unwrap_err();
     assert!(matches!(error, ExportError::OwnFolder { .. }), "{error}");
     assert_eq!(read(&checkpoint.join("config.json")), read(&data("jetmoe/bf16/config.json")));
     let alone = folder.path().join("alone/model.onnx");
-    let report = export(&alone, &SideFileOptions { operator_library: None, ..files }).unwrap();
+    let report = export(&alone, SideFileOptions { operator_library: None, ..files }).unwrap();
     assert_eq!(report.files.len(), 1, "one file was asked for");
 }
 

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use moa_export::{
     backend::{OrtOperators, OrtOptions},
     checkpoint::Checkpoint,
-    export::{ExportOptions, SideFileOptions, export_with},
+    export::{ExportOptions, SideFileOptions, export},
     generate::{Translator, TranslatorOptions},
 };
 use moa_graphs::{Form, Options, Precision};
@@ -39,9 +39,9 @@ fn exported_as(form: Form, precision: Precision) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&data("nmt"), None).unwrap();
     let graph = Options { form, precision, ..Options::default() };
-    let options = ExportOptions { graph, ..ExportOptions::default() };
-    let vocabulary = SideFileOptions { beside: Some(data("nmt")), ..SideFileOptions::default() };
-    export_with(&checkpoint, &folder.path().join("out"), &options, &vocabulary).unwrap();
+    let side_files = SideFileOptions { beside: Some(data("nmt")), ..SideFileOptions::default() };
+    let options = ExportOptions { graph, side_files, ..ExportOptions::default() };
+    export(&checkpoint, &folder.path().join("out"), &options).unwrap();
     folder
 }
 
