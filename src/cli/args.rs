@@ -19,7 +19,7 @@ use super::{
     baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments, output_file::is_stdout,
     run_args::RunArguments, tensorrt_args::TensorRtArguments,
 };
-use crate::{engine::Dtype, export::ExternalData};
+use crate::{backend::BackendKind, engine::Dtype, export::ExternalData};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -269,7 +269,7 @@ pub(super) struct VerifyArguments {
     pub(super) config: Option<PathBuf>,
     /// Backends; one that is named and missing is an error [default: all that are present]
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub(super) backends: Vec<BackendArgument>,
+    pub(super) backends: Vec<BackendKind>,
     /// Absolute tolerance: |found - expected| <= atol + rtol * |expected| [default: this model's rounding error, in the
     /// type of its activations and of what its operators multiply]
     #[arg(long, value_name = "X")]
@@ -309,18 +309,6 @@ impl VerifyArguments {
         let named = [model, checkpoint].into_iter().chain(config).chain(library);
         named.chain(&tensorrt.plan).map(PathBuf::as_path)
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum BackendArgument {
-    /// ONNX Runtime with our operator library
-    Ort,
-    /// ONNX Runtime without it: the bodies run
-    OrtFunction,
-    /// tract
-    Tract,
-    /// TensorRT on an NVIDIA GPU, with our plugin
-    Tensorrt,
 }
 
 /// ONNX Runtime's threads spin while they wait, so that many more than there are processors stop a machine, and make

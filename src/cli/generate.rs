@@ -4,10 +4,9 @@ use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::Arc, time::Dura
 
 use super::{
     Failure,
-    args::BackendArgument,
     backends::check_ort_options,
     failure::instead_of,
-    generate_args::{GenerateArguments, RuntimeArgument, StopArgument, TranslationArguments},
+    generate_args::{GenerateArguments, StopArgument, TranslationArguments},
     generate_input::{Input, Inputs},
     generate_text,
     interrupt::{self, Interruption},
@@ -38,11 +37,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     if !arguments.folder.is_dir() {
         return Err(no_folder(&arguments.folder));
     }
-    let backend = match arguments.backend {
-        RuntimeArgument::Ort => BackendArgument::Ort,
-        RuntimeArgument::OrtFunction => BackendArgument::OrtFunction,
-    };
-    check_ort_options(&[backend], arguments.library.as_deref(), arguments.threads)?;
+    check_ort_options(&[arguments.backend.into()], arguments.library.as_deref(), arguments.threads)?;
     if holds_causal_lm(&arguments.folder) {
         return generate_text::run(arguments, &interruption);
     }
@@ -146,11 +141,7 @@ fn search_options(arguments: &TranslationArguments) -> SearchOptions {
 
 /// What runs the graphs, and how.
 pub(super) fn runtime(arguments: &GenerateArguments) -> (OrtOperators, OrtOptions) {
-    let operators = match arguments.backend {
-        RuntimeArgument::Ort => OrtOperators::Library,
-        RuntimeArgument::OrtFunction => OrtOperators::Functions,
-    };
-    (operators, OrtOptions::new(arguments.threads, arguments.library.as_deref()))
+    (arguments.backend, OrtOptions::new(arguments.threads, arguments.library.as_deref()))
 }
 
 fn options(arguments: &GenerateArguments, interruption: &Interruption, profile: bool) -> TranslatorOptions {

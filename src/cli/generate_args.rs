@@ -5,6 +5,7 @@ use std::{num::IntErrorKind, path::PathBuf};
 use clap::{Args, ValueEnum};
 
 use super::args::threads;
+use crate::backend::OrtOperators;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,8 +33,8 @@ pub(super) struct GenerateArguments {
     #[arg(long, value_name = "N", help = format!("Lines to decode together, at most [default: {BATCH}]"))]
     pub(super) batch: Option<usize>,
     /// What runs the graphs
-    #[arg(long, value_enum, default_value_t = RuntimeArgument::Ort)]
-    pub(super) backend: RuntimeArgument,
+    #[arg(long, value_enum, default_value_t = OrtOperators::Library)]
+    pub(super) backend: OrtOperators,
     /// Threads of the runtime, at most 4 for each processor [default: the runtime's choice]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,
@@ -175,14 +176,6 @@ pub(super) enum StopArgument {
     Fairseq,
     /// When no live hypothesis can still win
     Best,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum RuntimeArgument {
-    /// ONNX Runtime with our operator library
-    Ort,
-    /// ONNX Runtime without it: the bodies run
-    OrtFunction,
 }
 
 #[cfg(all(test, feature = "ort"))]

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 
 use super::{
-    args::{BackendArgument, threads, written},
+    args::{threads, written},
     output_file::TENSORS,
     size_args::positive,
 };
-use crate::{files::has_ending, profile::PmiOptions};
+use crate::{backend::BackendKind, files::has_ending, profile::PmiOptions};
 
 /// Most lines that run together where the user does not say.
 pub(super) const DEFAULT_BATCH: usize = 32;
@@ -57,8 +57,8 @@ pub(super) struct ProfileArguments {
     #[arg(long, value_name = "FILE")]
     pub(super) dict: Option<PathBuf>,
     /// What runs the model
-    #[arg(long, value_enum, default_value_t = BackendArgument::Ort)]
-    pub(super) backend: BackendArgument,
+    #[arg(long, value_enum, default_value_t = BackendKind::Ort)]
+    pub(super) backend: BackendKind,
     /// Threads of ONNX Runtime, at most 4 for each processor [default: ONNX Runtime's choice]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,

@@ -289,16 +289,12 @@ fn fairseq_lines(
 /// What greedy search makes of each line, without the end.
 #[cfg(feature = "ort")]
 fn translated(arguments: &ProfileArguments, path: &Path, sources: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
-    use super::{args::BackendArgument, failure::failure_in};
+    use super::failure::failure_in;
     use crate::{
-        backend::{OrtOperators, OrtOptions},
+        backend::OrtOptions,
         generate::{SearchOptions, Translator, TranslatorOptions},
     };
-    let operators = match arguments.backend {
-        BackendArgument::Ort => OrtOperators::Library,
-        BackendArgument::OrtFunction => OrtOperators::Functions,
-        BackendArgument::Tract | BackendArgument::Tensorrt => return Err(no_target()),
-    };
+    let operators = arguments.backend.ort_operators().ok_or_else(no_target)?;
     let runtime = OrtOptions::new(arguments.threads, arguments.library.as_deref());
     let options = TranslatorOptions { operators, runtime, batch: arguments.batch(), ..TranslatorOptions::default() };
     let mut translator = Translator::open(&arguments.model, options)?;

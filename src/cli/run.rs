@@ -7,7 +7,6 @@ use serde::Serialize;
 use super::{
     Failure,
     apart::keep_apart,
-    args::BackendArgument,
     backends::{BackendOptions, backend, check_ort_options},
     document::{Kind, document},
     interrupt::Ending,
@@ -19,7 +18,7 @@ use super::{
     table::table,
 };
 use crate::{
-    backend::{self, Ranges, Runner, add_implied},
+    backend::{self, BackendKind, Ranges, Runner, add_implied},
     file_names::PLAN_ENDINGS,
     files::has_ending,
     latency::inputs_at,
@@ -155,12 +154,12 @@ enum Runnable {
 impl Runnable {
     fn open(arguments: &RunArguments) -> Result<Self, Failure> {
         if !has_ending(&arguments.model, PLAN_ENDINGS) {
-            arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendArgument::Ort)])?;
+            arguments.tensorrt.check(&[arguments.backend.unwrap_or(BackendKind::Ort)])?;
             return Ok(Self::Model(Box::new(read_model(&only_graph(&arguments.model)?)?)));
         }
         let message = format!("{} is a plan, which TensorRT alone runs", arguments.model.display());
         match arguments.backend {
-            Some(BackendArgument::Tensorrt) | None if arguments.tensorrt.plan.is_none() => {
+            Some(BackendKind::TensorRt) | None if arguments.tensorrt.plan.is_none() => {
                 arguments.tensorrt.check_cache(true)?;
                 let missing = |error| Failure::io(&error, &arguments.model.display().to_string());
                 metadata(&arguments.model).map_err(missing)?;
@@ -170,10 +169,10 @@ impl Runnable {
         }
     }
 
-    fn backend(&self, arguments: &RunArguments) -> BackendArgument {
+    fn backend(&self, arguments: &RunArguments) -> BackendKind {
         match self {
-            Self::Model(_) => arguments.backend.unwrap_or(BackendArgument::Ort),
-            Self::Plan => BackendArgument::Tensorrt,
+            Self::Model(_) => arguments.backend.unwrap_or(BackendKind::Ort),
+            Self::Plan => BackendKind::TensorRt,
         }
     }
 

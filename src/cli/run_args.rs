@@ -6,12 +6,12 @@ use clap::Args;
 
 use super::{
     Failure,
-    args::{BackendArgument, threads, written},
+    args::{threads, written},
     run_expect::ExpectArguments,
     size_args::{axis, grid, positive, size},
     tensorrt_args::TensorRtArguments,
 };
-use crate::latency::Grid;
+use crate::{backend::BackendKind, latency::Grid};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,7 +34,7 @@ pub(super) struct RunArguments {
     pub(super) outputs: Option<PathBuf>,
     /// What runs the model [default: ort; tensorrt for a plan]
     #[arg(long, value_enum)]
-    pub(super) backend: Option<BackendArgument>,
+    pub(super) backend: Option<BackendKind>,
     /// Threads of ONNX Runtime, at most 4 for each processor [default: ONNX Runtime's choice]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(super) threads: Option<usize>,

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Failure, args::BackendArgument, note};
+use super::{Failure, note};
 use crate::{
-    backend::{Ranges, TensorRtOptions, Trust},
+    backend::{BackendKind, Ranges, TensorRtOptions, Trust},
     engine::Cache,
 };
 
@@ -51,14 +51,14 @@ impl CacheArguments {
 
 impl TensorRtArguments {
     /// Refuses what none of the chosen backends would heed.
-    pub(super) fn check(&self, chosen: &[BackendArgument]) -> Result<(), Failure> {
+    pub(super) fn check(&self, chosen: &[BackendKind]) -> Result<(), Failure> {
         let given = [
             ("--plan", self.plan.is_some()),
             ("--trust-plan", self.trust.trust_plan),
             ("--cache", self.cache.cache.is_some()),
             ("--no-cache", self.cache.no_cache),
         ];
-        let is_chosen = chosen.contains(&BackendArgument::Tensorrt);
+        let is_chosen = chosen.contains(&BackendKind::TensorRt);
         if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given && !is_chosen) {
             let message = format!("{flag} is for the backend tensorrt, which was not chosen");
             return Err(Failure::usage(message, &format!("choose that backend, or leave out {flag}")));

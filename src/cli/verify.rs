@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{
     Failure,
     apart::keep_apart,
-    args::{BackendArgument, VerifyArguments},
+    args::VerifyArguments,
     backends::{BackendOptions, backends, check_ort_options},
     document::{Kind, document},
     interrupt::Ending,
@@ -56,7 +56,7 @@ pub(super) fn verify(
     ending: &Ending,
 ) -> Result<ExitCode, Failure> {
     let named = !arguments.backends.is_empty();
-    let chosen = if named { arguments.backends.as_slice() } else { BackendArgument::value_variants() };
+    let chosen = if named { arguments.backends.as_slice() } else { BackendKind::value_variants() };
     arguments.tensorrt.check(chosen)?;
     check_ort_options(chosen, arguments.library.as_deref(), arguments.threads)?;
     let backend_options = BackendOptions {

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::{
+    backend::BackendKind,
     cli::{
         Failure,
-        args::{BackendArgument, threads, written},
+        args::{threads, written},
         size_args::{axis, grid, positive, size},
         tensorrt_args::TensorRtArguments,
     },
@@ -63,7 +64,7 @@ pub(in crate::cli) struct BenchArguments {
     pub(super) models: Vec<PathBuf>,
     /// Backends; one that is named and missing is an error [default: ort,ort-function where present]
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub(super) backends: Vec<BackendArgument>,
+    pub(super) backends: Vec<BackendKind>,
     /// Rows of a call [default: 1]
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = positive)]
     batch: Vec<usize>,

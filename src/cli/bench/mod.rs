@@ -22,7 +22,6 @@ use serde::Serialize;
 use super::{
     Failure,
     apart::keep_apart,
-    args::BackendArgument,
     backends::{BackendOptions, backends, check_ort_options},
     document::{self, Kind, document},
     failure::COMPARABLE,
@@ -34,7 +33,7 @@ use super::{
     receipt::{instructions, libraries, packing},
 };
 use crate::{
-    backend::{self, Backend, OrtOptions, Ranges},
+    backend::{self, Backend, BackendKind, OrtOptions, Ranges},
     engine::DimRange,
     files::{LONGEST_JSON, read_at_most},
     latency::{
@@ -57,7 +56,7 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     })
 }
 
-const DEFAULT_BACKENDS: [BackendArgument; 2] = [BackendArgument::Ort, BackendArgument::OrtFunction];
+const DEFAULT_BACKENDS: [BackendKind; 2] = [BackendKind::Ort, BackendKind::OrtFunction];
 
 /// What ends a point where the user does not say.
 const DEFAULT_SAMPLES: usize = 1000;
