@@ -1,12 +1,6 @@
 //! What may be typed.
 
-use std::{
-    error::Error,
-    fmt::Display,
-    num::IntErrorKind,
-    ops::RangeInclusive,
-    path::{Path, PathBuf},
-};
+use std::{error::Error, fmt::Display, num::IntErrorKind, ops::RangeInclusive, path::PathBuf};
 
 use clap::{
     Args, Parser, Subcommand, ValueEnum,
@@ -16,10 +10,10 @@ use moa_graphs::{Form, Precision};
 use moa_schema::GateMode;
 
 use super::{
-    baseline::BaselineArguments, generate_args::GenerateArguments, inspect::InspectArguments, output_file::is_stdout,
-    run_args::RunArguments, tensorrt_args::TensorRtArguments,
+    baseline::BaselineArguments, generate::GenerateArguments, inspect::InspectArguments, output_file::is_stdout,
+    run::RunArguments,
 };
-use crate::{backend::BackendKind, engine::Dtype, export::ExternalData};
+use crate::{engine::Dtype, export::ExternalData};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,7 +42,7 @@ pub(super) enum Command {
     /// Export a checkpoint (the default: `moa-export CHECKPOINT -o OUT`)
     Export(ExportArguments),
     /// Compare an export with its checkpoint, on every backend that is present
-    Verify(VerifyArguments),
+    Verify(super::verify::VerifyArguments),
     /// Run one graph on named tensors
     Run(RunArguments),
     /// Time models on backends, side by side
@@ -66,7 +60,7 @@ pub(super) enum Command {
     /// Build a TensorRT engine on this machine's GPU: a plan, and a lock that says what it fits
     Build(Box<super::build::BuildArguments>),
     /// Count which experts real inputs go to, and which tokens an expert prefers
-    Profile(super::profile_args::ProfileArguments),
+    Profile(super::profile::ProfileArguments),
     /// Show the libraries that are found, and how to register ours
     Ops(OpsArguments),
 }
@@ -248,66 +242,6 @@ impl From<ExternalDataArgument> for ExternalData {
             ExternalDataArgument::Always => Self::Always,
             ExternalDataArgument::Never => Self::Never,
         }
-    }
-}
-
-const VERIFY_EXAMPLES: &str = "\
-Examples:
-  moa-export verify OUT --checkpoint CHECKPOINT
-  moa-export verify model.onnx --checkpoint CHECKPOINT --backends ort,tract --report page.html";
-
-#[derive(Debug, Args)]
-#[command(after_help = VERIFY_EXAMPLES)]
-pub(super) struct VerifyArguments {
-    /// Exported model file or folder
-    pub(super) model: PathBuf,
-    /// Checkpoint that it was exported from
-    #[arg(long, value_name = "CHECKPOINT")]
-    pub(super) checkpoint: PathBuf,
-    /// Configuration, where it is not config.json beside the checkpoint
-    #[arg(long, value_name = "FILE")]
-    pub(super) config: Option<PathBuf>,
-    /// Backends; one that is named and missing is an error [default: all that are present]
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub(super) backends: Vec<BackendKind>,
-    /// Absolute tolerance: |found - expected| <= atol + rtol * |expected| [default: this model's rounding error, in the
-    /// type of its activations and of what its operators multiply]
-    #[arg(long, value_name = "X")]
-    pub(super) atol: Option<f64>,
-    /// Relative tolerance, added to the absolute one [default: 0]
-    #[arg(long, value_name = "X")]
-    pub(super) rtol: Option<f64>,
-    /// Seed of the inputs
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(super) seed: u64,
-    /// Fail too where weights were not compared, or where a graph was changed and is proved for these inputs alone
-    #[arg(long)]
-    pub(super) strict: bool,
-    /// Threads of ONNX Runtime, at most 4 for each processor [default: ONNX Runtime's choice]
-    #[arg(long, value_name = "N", value_parser = threads)]
-    pub(super) threads: Option<usize>,
-    /// Write the result as JSON to FILE (`-` for stdout, in place of the table)
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
-    /// Write the result as a page, readable without a network
-    #[arg(long, value_name = "FILE.html", value_parser = written())]
-    pub(super) report: Option<PathBuf>,
-    /// Replace existing files of --json and --report
-    #[arg(long)]
-    pub(super) force: bool,
-    /// Operator library, where it is not beside this program
-    #[arg(long, value_name = "FILE")]
-    pub(super) library: Option<PathBuf>,
-    #[command(flatten)]
-    pub(super) tensorrt: TensorRtArguments,
-}
-
-impl VerifyArguments {
-    /// What no output may replace.
-    pub(super) fn inputs(&self) -> impl Iterator<Item = &Path> {
-        let Self { model, checkpoint, config, library, tensorrt, .. } = self;
-        let named = [model, checkpoint].into_iter().chain(config).chain(library);
-        named.chain(&tensorrt.plan).map(PathBuf::as_path)
     }
 }
 

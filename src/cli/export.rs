@@ -12,7 +12,7 @@ use moa_schema::{GateMode, ORT_LIBRARY, library_file};
 use super::notes::note_of_contradiction;
 use super::{
     Failure,
-    args::{ExportArguments, FormArgument, VerifyArguments},
+    args::{ExportArguments, FormArgument},
     document::{Kind, document},
     exported::{report_json, wrote},
     neighbours::Neighbours,
@@ -22,8 +22,7 @@ use super::{
     output_file::STDOUT,
     print_result,
     progress::Progress,
-    tensorrt_args::TensorRtArguments,
-    verify,
+    verify::{VerifyArguments, verify},
 };
 #[cfg(feature = "tokenizers")]
 use crate::text::{HubTokenizer, TOKENIZER_FILE};
@@ -67,23 +66,10 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     if !arguments.verify {
         return Ok(ExitCode::SUCCESS);
     }
-    let verification = VerifyArguments {
-        model: arguments.output.clone(),
-        checkpoint: arguments.checkpoint.clone(),
-        config: arguments.config.clone(),
-        backends: Vec::new(),
-        atol: None,
-        rtol: None,
-        seed: 0,
-        strict: false,
-        threads: None,
-        json: arguments.json.then(|| STDOUT.into()),
-        report: None,
-        library: None,
-        force: false,
-        tensorrt: TensorRtArguments::default(),
-    };
-    verify::verify(&verification, &checkpoint, as_json, &ending)
+    let ExportArguments { checkpoint: path, config, output, .. } = arguments;
+    let json = arguments.json.then_some(Path::new(STDOUT));
+    let verification = VerifyArguments::of_export(output, path, config.as_deref(), json);
+    verify(&verification, &checkpoint, as_json, &ending)
 }
 
 fn options(arguments: &ExportArguments) -> ExportOptions {

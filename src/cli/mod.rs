@@ -11,13 +11,7 @@ mod document;
 mod export;
 mod exported;
 mod failure;
-#[cfg(feature = "ort")]
 mod generate;
-mod generate_args;
-#[cfg(feature = "ort")]
-mod generate_input;
-#[cfg(feature = "ort")]
-mod generate_text;
 mod inspect;
 mod interrupt;
 mod leave;
@@ -30,16 +24,10 @@ mod plan;
 mod prepare;
 mod presets;
 mod profile;
-mod profile_args;
-mod profile_inputs;
-mod profile_report;
-mod profile_vocabulary;
 mod progress;
 mod receipt;
 mod rival_options;
 mod run;
-mod run_args;
-mod run_expect;
 mod shape_args;
 mod signals;
 mod size_args;
@@ -49,8 +37,6 @@ mod text_input;
 mod tolerance;
 mod usage;
 mod verify;
-mod verify_receipt;
-mod verify_report;
 
 use std::{
     borrow::Cow,

@@ -116,7 +116,7 @@ const MODULES: [Module; 27] = [
     ),
 ];
 
-/// Commands of `src/cli`: a file, and others whose names begin with its name and `_`, or a folder.
+/// Commands of `src/cli`: a file or a folder each.
 const COMMANDS: [&str; 12] = [
     "baseline", "bench", "build", "export", "generate", "inspect", "ops", "plan", "prepare", "profile", "run", "verify",
 ];
@@ -245,16 +245,9 @@ fn other_command(inner: &Path, path: &NamedPath<'_>) -> Option<String> {
         ["super", named, ..] if in_cli => named,
         _ => return None,
     };
-    let (from, to) = (command_of(own).unwrap_or(own), command_of(named)?);
-    let may = NAME_ALL_COMMANDS.contains(&own) || from == to || DOES_ANOTHER.contains(&(from, to));
-    (!may).then(|| format!("`{own}` may not name the command `{to}`; what both need stands in a file of its own"))
-}
-
-/// The command that a file or folder of `src/cli` belongs to.
-fn command_of(file: &str) -> Option<&'static str> {
-    let belongs =
-        |command: &&str| file.strip_prefix(command).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
-    COMMANDS.into_iter().find(belongs)
+    let may = NAME_ALL_COMMANDS.contains(&own) || own == named || DOES_ANOTHER.contains(&(own, named));
+    let is_other = COMMANDS.contains(&named) && !may;
+    is_other.then(|| format!("`{own}` may not name the command `{named}`; what both need stands in a file of its own"))
 }
 
 /// The first of `never` that `path` lies in, or whose parent it imports as a whole.
@@ -349,9 +342,9 @@ mod tests {
         for (file, source, own, other) in [
             ("prepare.rs", "use super::run::only_graph;", "prepare", "run"),
             ("build.rs", "use super::{Failure, plan::PlanDtype};", "build", "plan"),
-            ("profile_inputs.rs", "use super::{note, generate_input::failure_in};", "profile_inputs", "generate"),
+            ("profile/inputs.rs", "use crate::cli::{note, generate::failure_in};", "profile", "generate"),
             ("bench/mod.rs", "use super::verify;", "bench", "verify"),
-            ("bench/html.rs", "use crate::cli::profile_report::page;", "bench", "profile"),
+            ("bench/html.rs", "use crate::cli::profile::report::page;", "bench", "profile"),
             ("verify.rs", "fn f() { super::export::run() }", "verify", "export"),
             ("table.rs", "use super::ops;", "table", "ops"),
         ] {
@@ -393,7 +386,7 @@ mod tests {
                 "src/cli/export.rs",
                 "use super::{exported, verify}; use crate::{export, parity::verify}; pub(crate) fn f() {}",
             ),
-            ("src/cli/profile_report.rs", "use super::{Failure, profile, profile_args::X};"),
+            ("src/cli/profile/report.rs", "use super::{names, args::X}; use crate::cli::{Failure, profile::names};"),
             ("src/cli/bench/html.rs", "use super::text::duration; use crate::cli::table::counted;"),
             ("src/cli/args.rs", "use super::plan::PlanArguments;"),
             ("src/cli/mod.rs", "mod tests { use super::run; }"),

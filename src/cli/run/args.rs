@@ -4,14 +4,17 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{
-    Failure,
-    args::{threads, written},
-    run_expect::ExpectArguments,
-    size_args::{axis, grid, positive, size},
-    tensorrt_args::TensorRtArguments,
+use super::expect::ExpectArguments;
+use crate::{
+    backend::BackendKind,
+    cli::{
+        Failure,
+        args::{threads, written},
+        size_args::{axis, grid, positive, size},
+        tensorrt_args::TensorRtArguments,
+    },
+    latency::Grid,
 };
-use crate::{backend::BackendKind, latency::Grid};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,7 +25,7 @@ Examples:
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct RunArguments {
+pub(in crate::cli) struct RunArguments {
     /// Model file, a folder with one graph, or a plan of TensorRT
     pub(super) model: PathBuf,
     /// Inputs by name, a `.safetensors` file; empty caches and the positions of a mask may be left out, but for a plan

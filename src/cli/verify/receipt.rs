@@ -4,14 +4,14 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
-use super::{
-    Failure,
-    args::VerifyArguments,
-    receipt::{instructions, libraries, packing},
-};
+use super::args::VerifyArguments;
 use crate::{
     backend::{Backend, plan_for},
     checkpoint::Checkpoint,
+    cli::{
+        Failure,
+        receipt::{instructions, libraries, packing},
+    },
     files::name_of,
     parity::Verification,
     provenance::{Library, Machine, ModelFile, now},

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::Failure;
+use crate::cli::Failure;
 #[cfg(feature = "tokenizers")]
-use super::{note, notes::note_of_size};
+use crate::cli::{note, notes::note_of_size};
 #[cfg(feature = "tokenizers")]
 use crate::text::HubTokenizer;
 use crate::{

@@ -8,15 +8,18 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    Failure,
-    failure::failure_in,
-    generate_args::GenerateArguments,
-    interrupt::Interruption,
-    note,
-    text_input::{MAX_BYTES, text},
+use super::args::GenerateArguments;
+use crate::{
+    cli::{
+        Failure,
+        failure::failure_in,
+        interrupt::Interruption,
+        note,
+        text_input::{MAX_BYTES, text},
+    },
+    files::has_ending,
+    generate::GenerateError,
 };
-use crate::{files::has_ending, generate::GenerateError};
 
 /// What ends a program that writes lines ends this one too, a little later: how long the end of lines waits for that.
 const END_TOGETHER: Duration = Duration::from_millis(50);

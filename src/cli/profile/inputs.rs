@@ -9,13 +9,15 @@ use moa_schema::interface::{
     ATTENTION_MASK, DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, ENCODER_ATTENTION_MASK, INPUT_IDS,
 };
 
-#[cfg(feature = "tokenizers")]
-use super::notes::note_of_contradiction;
 use super::{
+    args::{InputFormat, ProfileArguments},
+    vocabulary::Vocabulary,
+};
+#[cfg(feature = "tokenizers")]
+use crate::cli::notes::note_of_contradiction;
+use crate::cli::{
     Failure, note,
     notes::note_of_unknown,
-    profile_args::{InputFormat, ProfileArguments},
-    profile_vocabulary::Vocabulary,
     text_input::{MAX_BYTES, text},
 };
 #[cfg(feature = "tokenizers")]
@@ -289,7 +291,7 @@ fn fairseq_lines(
 /// What greedy search makes of each line, without the end.
 #[cfg(feature = "ort")]
 fn translated(arguments: &ProfileArguments, path: &Path, sources: &[&str]) -> Result<Vec<Vec<i64>>, Failure> {
-    use super::failure::failure_in;
+    use crate::cli::failure::failure_in;
     use crate::{
         backend::OrtOptions,
         generate::{SearchOptions, Translator, TranslatorOptions},

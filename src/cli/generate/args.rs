@@ -4,8 +4,7 @@ use std::{num::IntErrorKind, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::args::threads;
-use crate::backend::OrtOperators;
+use crate::{backend::OrtOperators, cli::args::threads};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,7 +18,7 @@ const BATCH: usize = 32;
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct GenerateArguments {
+pub(in crate::cli) struct GenerateArguments {
     /// Folder that `moa-export CHECKPOINT -o OUT` wrote, with the vocabulary or tokenizer beside the graphs
     pub(super) folder: PathBuf,
     /// What to translate or continue: the lines of a file, of stdin (`-`), or else the text itself; a blank line gives

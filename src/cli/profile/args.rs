@@ -4,12 +4,16 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::{
-    args::{threads, written},
-    output_file::TENSORS,
-    size_args::positive,
+use crate::{
+    backend::BackendKind,
+    cli::{
+        args::{threads, written},
+        output_file::TENSORS,
+        size_args::positive,
+    },
+    files::has_ending,
+    profile::PmiOptions,
 };
-use crate::{backend::BackendKind, files::has_ending, profile::PmiOptions};
 
 /// Most lines that run together where the user does not say.
 pub(super) const DEFAULT_BATCH: usize = 32;
@@ -28,7 +32,7 @@ listed. Padding does not count.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, override_usage = "moa-export profile <MODEL> --inputs <FILE>... [OPTIONS]")]
-pub(super) struct ProfileArguments {
+pub(in crate::cli) struct ProfileArguments {
     /// Exported model file or folder, in any form
     pub(super) model: PathBuf,
     /// What to run: a `.safetensors` file, lines of text for a folder with a vocabulary, or an `.ids` file

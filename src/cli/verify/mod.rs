@@ -1,17 +1,22 @@
 //! `moa-export verify`.
 
+mod args;
+mod receipt;
+mod report;
+
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
+pub(super) use args::VerifyArguments;
 use clap::ValueEnum;
 use moa_graphs::{Form, Precision};
 use moa_schema::interface::past_of;
+use receipt::Receipt;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{
     Failure,
     apart::keep_apart,
-    args::VerifyArguments,
     backends::{BackendOptions, backends, check_ort_options},
     document::{Kind, document},
     interrupt::Ending,
@@ -21,8 +26,6 @@ use super::{
     progress::VerifyProgress,
     table::table,
     tolerance::{check_tolerance, tolerance, worst},
-    verify_receipt::Receipt,
-    verify_report,
 };
 use crate::{
     backend::{BackendKind, Ranges},
@@ -96,7 +99,7 @@ pub(super) fn verify(
     let found = || json(&result, verdict, receipt.as_ref());
     let as_json = arguments.json.is_some() && report_file.is_none();
     let printed = print(arguments, &result, verdict, as_json.then(|| with_export(exported, found())));
-    let page = page.map(|page| page.fill(verify_report::page(arguments, &result, verdict, receipt.as_ref()).to_html()));
+    let page = page.map(|page| page.fill(report::page(arguments, &result, verdict, receipt.as_ref()).to_html()));
     let file = report_file.map(|file| file.fill(document(Kind::Verify, found())));
     let written = commit_all([page, file], ending);
     printed.and(written)?;

@@ -1,11 +1,20 @@
 //! `moa-export profile`.
 
+mod args;
+mod inputs;
+mod report;
+mod vocabulary;
+
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
+use args::InputFormat;
+pub(super) use args::ProfileArguments;
+use inputs::{batches, folder};
 use serde_json::{Value, json};
+use vocabulary::{Vocabulary, check_dictionaries};
 
 use super::{
     Failure,
@@ -16,12 +25,7 @@ use super::{
     module_labels::labels,
     must_be_open,
     output_file::{OutputFile, PAGE, commit_all, own_ending},
-    print_result,
-    profile_args::{InputFormat, ProfileArguments},
-    profile_inputs::{batches, folder},
-    profile_report,
-    profile_vocabulary::{Vocabulary, check_dictionaries},
-    progress,
+    print_result, progress,
     table::{counted, table},
     tensorrt_args::TensorRtArguments,
 };
@@ -72,7 +76,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
     }
     let batches = batches(arguments, &profiler, vocabulary.as_ref())?;
     let receipt = match page {
-        Some(_) => profile_report::receipt(arguments, std::slice::from_ref(&backend), &profiler)?,
+        Some(_) => report::receipt(arguments, std::slice::from_ref(&backend), &profiler)?,
         None => Vec::new(),
     };
     let progress = progress::batches(batches.len());
@@ -91,7 +95,7 @@ pub(super) fn run(arguments: &ProfileArguments) -> Result<ExitCode, Failure> {
         true => document(Kind::Profile, profiled.json()),
         false => profiled.text(),
     });
-    let page = page.map(|page| page.fill(profile_report::page(&profiled).to_html()));
+    let page = page.map(|page| page.fill(report::page(&profiled).to_html()));
     let written = commit_all([page], &ending);
     printed.and(written)?;
     Ok(ExitCode::SUCCESS)

@@ -1,22 +1,24 @@
-//! `moa-export generate`.
+//! What `moa-export generate` does: a line after the other, or as many as a batch takes.
 
 use std::{ops::ControlFlow, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use super::{
-    Failure,
-    backends::check_ort_options,
-    failure::instead_of,
-    generate_args::{GenerateArguments, StopArgument, TranslationArguments},
-    generate_input::{Input, Inputs},
-    generate_text,
-    interrupt::{self, Interruption},
-    must_be_open, note,
-    notes::note_of_unknown,
-    print_aside, print_part, progress,
-    table::{counted, table},
+    args::{GenerateArguments, StopArgument, TranslationArguments},
+    input::{Input, Inputs},
+    text,
 };
 use crate::{
     backend::{OrtOperators, OrtOptions},
+    cli::{
+        Failure,
+        backends::check_ort_options,
+        failure::instead_of,
+        interrupt::{self, Interruption},
+        must_be_open, note,
+        notes::note_of_unknown,
+        print_aside, print_part, progress,
+        table::{counted, table},
+    },
     file_names::{NoGraph, graphs_in},
     files::folder_of,
     generate::{
@@ -28,7 +30,7 @@ use crate::{
 /// Batches whose lines are sorted by length together, and printed together.
 const BATCHES_PER_PART: usize = 16;
 
-pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
+pub(in crate::cli) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     let interruption = Interruption::listen()?;
     must_be_open(&arguments.folder)?;
     if !arguments.folder.exists() {
@@ -39,7 +41,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<ExitCode, Failure> {
     }
     check_ort_options(&[arguments.backend.into()], arguments.library.as_deref(), arguments.threads)?;
     if holds_causal_lm(&arguments.folder) {
-        return generate_text::run(arguments, &interruption);
+        return text::run(arguments, &interruption);
     }
     translate_all(arguments, &interruption)
 }

@@ -1,15 +1,13 @@
 //! The page of `moa-export profile`.
 
-use super::{
-    Failure,
-    module_labels::labels,
-    profile::{Profiled, apart_from_scores, names, sorted_loads},
-    profile_args::ProfileArguments,
-    profile_inputs::folder,
-    receipt::{fact, file_fact, instructions, libraries, packing, threads, utc},
-};
+use super::{Profiled, apart_from_scores, args::ProfileArguments, inputs::folder, names, sorted_loads};
 use crate::{
     backend::Backend,
+    cli::{
+        Failure,
+        module_labels::labels,
+        receipt::{fact, file_fact, instructions, libraries, packing, threads, utc},
+    },
     files::name_of,
     profile::{ModuleProfile, Profiler, Score},
     provenance::{Machine, ModelFile, hash_file, now},

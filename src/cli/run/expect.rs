@@ -9,11 +9,11 @@ use clap::Args;
 use half::f16;
 use serde::Serialize;
 
-use super::{
-    Failure,
-    tolerance::{check_tolerance, tolerance, worst},
-};
 use crate::{
+    cli::{
+        Failure,
+        tolerance::{check_tolerance, tolerance, worst},
+    },
     parity::{Comparison, Difference, Tolerance},
     tensor::{NamedTensors, Tensor, TensorData},
     tensor_file,

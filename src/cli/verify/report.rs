@@ -3,13 +3,13 @@
 use moa_graphs::{Form, Precision};
 
 use super::{
-    args::VerifyArguments,
-    receipt::{fact, file_fact, threads, utc},
-    tolerance::{tolerance, worst},
-    verify::{Verdict, audit_line, details, left_out, origin, rounding_costs, skipped},
-    verify_receipt::Receipt,
+    Verdict, args::VerifyArguments, audit_line, details, left_out, origin, receipt::Receipt, rounding_costs, skipped,
 };
 use crate::{
+    cli::{
+        receipt::{fact, file_fact, threads, utc},
+        tolerance::{tolerance, worst},
+    },
     parity::{AuditOutcome, BackendReport, Difference, FileAudit, GraphReport, NodeAudit, UNKNOWN, Verification},
     report::{Axis, Bars, Cell, Column, Report, Section, Status, Table, signed},
 };

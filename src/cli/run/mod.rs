@@ -1,7 +1,12 @@
 //! `moa-export run`.
 
+mod args;
+mod expect;
+
 use std::{fs::metadata, process::ExitCode};
 
+pub(super) use args::RunArguments;
+use expect::{Compare, Compared};
 use serde::Serialize;
 
 use super::{
@@ -13,8 +18,6 @@ use super::{
     only_graph,
     output_file::{OutputFile, TENSORS, commit_all, own_ending},
     print_result,
-    run_args::RunArguments,
-    run_expect::{self, Compare, Compared},
     table::table,
 };
 use crate::{
@@ -54,7 +57,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         true => document(Kind::Run, serde_json::json!({ "outputs": rows })),
         false => summary(&rows, compared.as_ref()),
     })?;
-    Ok(ExitCode::from(u8::from(!compared.as_ref().is_none_or(run_expect::passed))))
+    Ok(ExitCode::from(u8::from(!compared.as_ref().is_none_or(expect::passed))))
 }
 
 /// Type, shape and range of a tensor.
@@ -91,11 +94,11 @@ fn summary(outputs: &[Output<'_>], compared: Option<&Compared>) -> String {
         rows.iter_mut().for_each(|row| row.truncate(header.len()));
     }
     let Some(compared) = compared else { return table(&header, &rows) };
-    header.extend(run_expect::COLUMNS);
+    header.extend(expect::COLUMNS);
     for (row, output) in rows.iter_mut().zip(outputs) {
-        row.extend(run_expect::cells(output.expected));
+        row.extend(expect::cells(output.expected));
     }
-    table(&header, &rows) + &run_expect::differences(compared)
+    table(&header, &rows) + &expect::differences(compared)
 }
 
 /// Finite values of a tensor, and how many others there are.

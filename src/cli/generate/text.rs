@@ -9,17 +9,19 @@ use std::{
 };
 
 use super::{
-    Failure,
-    generate::runtime,
-    generate_args::{GenerateArguments, TextArguments},
-    generate_input::{Input, Inputs},
-    interrupt::Interruption,
-    note,
-    notes::{note_of_contradiction, note_of_size},
-    print_part, progress,
-    table::counted,
+    args::{GenerateArguments, TextArguments},
+    command::runtime,
+    input::{Input, Inputs},
 };
 use crate::{
+    cli::{
+        Failure,
+        interrupt::Interruption,
+        note,
+        notes::{note_of_contradiction, note_of_size},
+        print_part, progress,
+        table::counted,
+    },
     file_names::{CONFIG, GENAI_CONFIG, GENERATION_CONFIG},
     generate::{
         Continuation, Finish, GenerateError, GenerationSettings, NewToken, Prompt, SamplingOptions, TextGenerator,
