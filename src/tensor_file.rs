@@ -45,8 +45,8 @@ pub enum TensorFileError {
         /// What it is.
         kind: FileKind,
     },
-    /// A tensor has a type that no graph takes.
-    #[error("{}: tensor \"{tensor}\" is {dtype:?}; graphs take F16, F32, I32 and I64", .path.display())]
+    /// A tensor has a type that is not read.
+    #[error("{}: tensor \"{tensor}\" is {dtype:?}; expected F16, F32, F64, I32 or I64", .path.display())]
     Dtype {
         /// The file.
         path: PathBuf,
@@ -67,7 +67,7 @@ pub(crate) const NUMPY_ARRAY: &str = "an array (.npy)";
 ///
 /// # Errors
 ///
-/// A file that cannot be read or is no safetensors file, and tensors other than F16, F32, I32 and I64.
+/// A file that cannot be read or is no safetensors file, and tensors other than F16, F32, F64, I32 and I64.
 pub fn read(path: &Path) -> Result<NamedTensors, TensorFileError> {
     let bytes = read_whole(path).map_err(|source| TensorFileError::Io { path: path.into(), source })?;
     if let Some(kind) = numpy_kind(&bytes) {
@@ -119,6 +119,7 @@ fn decode(view: &TensorView<'_>) -> Option<TensorData> {
     match view.dtype() {
         Dtype::F16 => Some(TensorData::F16(two.iter().map(|bytes| f16::from_le_bytes(*bytes)).collect())),
         Dtype::F32 => Some(TensorData::F32(four.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())),
+        Dtype::F64 => Some(TensorData::F64(eight.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect())),
         Dtype::I32 => Some(TensorData::I32(four.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect())),
         Dtype::I64 => Some(TensorData::I64(eight.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())),
         _ => None,
@@ -160,12 +161,13 @@ mod tests {
         let all = [
             TensorData::F16([1.5, -2.0, 65504.0].map(f16::from_f32).to_vec()),
             TensorData::F32(vec![1.5, -0.1, f32::MAX]),
+            TensorData::F64(vec![1.5, -0.1, f64::MAX]),
             TensorData::I32(vec![1, -2, i32::MIN]),
             TensorData::I64(vec![1, -2, i64::MAX]),
         ];
         let tensors: NamedTensors = all
             .into_iter()
-            .zip(["a", "b", "c", "d"])
+            .zip(["a", "b", "c", "d", "e"])
             .map(|(data, name)| (name.into(), Tensor::new([3], data).unwrap()))
             .collect();
         let folder = tempfile::tempdir().unwrap();
@@ -173,8 +175,8 @@ mod tests {
         let bytes = encode(&tensors).unwrap();
         std::fs::write(&path, &bytes).unwrap();
         let stored = SafeTensors::deserialize(&bytes).unwrap();
-        let types = ["a", "b", "c", "d"].map(|name| stored.tensor(name).unwrap().dtype());
-        assert_eq!(types, [Dtype::F16, Dtype::F32, Dtype::I32, Dtype::I64]);
+        let types = ["a", "b", "c", "d", "e"].map(|name| stored.tensor(name).unwrap().dtype());
+        assert_eq!(types, [Dtype::F16, Dtype::F32, Dtype::F64, Dtype::I32, Dtype::I64]);
         let found = read(&path).unwrap();
         assert!(
             tensors.iter().all(|(name, tensor)| found.get(name).is_some_and(|found| found.data() == tensor.data()))

@@ -1,6 +1,6 @@
 //! `moa-export run --inputs`: what may be left out, and outputs that were expected.
 
-use safetensors::{Dtype, serialize, tensor::TensorView};
+use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 
 use crate::{
     run::{BACKENDS, causal, exported, ids, line, mask, outputs, write_causal_inputs, write_inputs},
@@ -63,6 +63,24 @@ fn outputs_are_held_against_a_file() {
     }
     let exact = scene.accepts(&format!("{EXPECT} --atol 0"));
     assert!(exact.contains("0.0e0"), "{exact}");
+}
+
+/// What an evaluation in f64 gives, as it is.
+#[test]
+fn outputs_may_be_expected_in_f64() {
+    let scene = expected(|_, _| (), "");
+    let bytes = std::fs::read(scene.path("expected.safetensors")).unwrap();
+    let widened = |view: &TensorView<'_>| -> Vec<u8> {
+        let (values, _) = view.data().as_chunks::<4>();
+        values.iter().flat_map(|value| f64::from(f32::from_le_bytes(*value)).to_le_bytes()).collect()
+    };
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensors: Vec<_> = file.iter().map(|(name, view)| (name, view.shape().to_vec(), widened(&view))).collect();
+    let views =
+        tensors.iter().map(|(name, shape, bytes)| (name, TensorView::new(Dtype::F64, shape.clone(), bytes).unwrap()));
+    scene.write("expected.safetensors", serialize(views, None).unwrap());
+    let exact = scene.accepts(&format!("{EXPECT} --atol 0"));
+    assert!(exact.contains("agrees") && !exact.contains("differ"), "{exact}");
 }
 
 #[test]
